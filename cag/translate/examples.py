@@ -1,0 +1,121 @@
+"""Training texts: passages, with questions where the data has them.
+
+Reads SQuAD 1.1 JSON, JSON lines with ``question``/``answer``/``passage``, PubMedQA's JSON by
+id, and plain text. ``FILE[start:stop]`` takes a slice of a file's passages, which is how splits are
+kept apart on the command line.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cag.errors import IngestError
+
+_SLICE = re.compile(r"^(?P<path>.*)\[(?P<start>\d*):(?P<stop>\d*)\]$")
+_SENTENCE = re.compile(r"[^.!?]+[.!?]+")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A passage and (question, answer) pairs about it."""
+
+    text: str
+    questions: tuple[tuple[str, str], ...]
+
+
+def read_examples(source: str, *, seed: int = 0) -> list[Example]:
+    """Passages of one file, with cloze questions where the file has none.
+
+    Raises
+    ------
+    IngestError
+        If the file is missing or in no known format.
+    """
+    match = _SLICE.match(source)
+    path = Path(match["path"] if match else source)
+    try:
+        examples = list(_read(path))
+    except (OSError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise IngestError(f"cannot read training data from '{path}': {reason}") from error
+    if match:
+        examples = examples[int(match["start"] or 0) : int(match["stop"] or len(examples))]
+    if not examples:
+        raise IngestError(f"'{source}' holds no passages")
+    chooser = random.Random(seed)
+    return [e if e.questions else Example(e.text, cloze(e.text, chooser)) for e in examples]
+
+
+def cloze(text: str, chooser: random.Random, count: int = 3) -> tuple[tuple[str, str], ...]:
+    """Questions for plain text: what follows the first half of a sentence?"""
+    sentences = [s.strip() for s in _SENTENCE.findall(text) if len(s.split()) >= 8]
+    questions = []
+    for sentence in chooser.sample(sentences, min(count, len(sentences))):
+        words = sentence.split()
+        cut = len(words) // 2
+        half = " ".join(words[:cut])
+        questions.append((f'How does "{half}" go on?', " ".join(words[cut : cut + 6])))
+    return tuple(questions)
+
+
+def _read(path: Path) -> Iterator[Example]:
+    if path.suffix == ".jsonl":
+        for line in path.read_text(encoding="utf-8").splitlines():
+            yield _line(json.loads(line))
+    elif path.suffix == ".json":
+        yield from _json(json.loads(path.read_text(encoding="utf-8")))
+    else:
+        yield from _plain(path.read_text(encoding="utf-8"))
+
+
+def _line(row: dict[str, Any]) -> Example:
+    answer = row["answer"]
+    if isinstance(answer, bool):
+        answer = "yes" if answer else "no"
+    question = row["question"].strip().rstrip("?")
+    return Example(row["passage"].strip(), ((question[:1].upper() + question[1:] + "?", answer),))
+
+
+def _json(data: Any) -> Iterator[Example]:
+    if "data" in data:
+        for article in data["data"]:
+            for paragraph in article["paragraphs"]:
+                questions = tuple(
+                    (qa["question"].strip(), qa["answers"][0]["text"])
+                    for qa in paragraph["qas"]
+                    if qa["answers"]
+                )
+                yield Example(paragraph["context"].strip(), questions)
+        return
+    for row in data.values():  # PubMedQA
+        yield Example(" ".join(row["CONTEXTS"]), ((row["QUESTION"], row["final_decision"]),))
+
+
+def _plain(text: str, characters: int = 1000) -> Iterator[Example]:
+    held = ""
+    for line in text.splitlines():
+        line = _untokenise(line.strip())
+        if not line or line.startswith("="):
+            continue
+        held = f"{held} {line}".strip()
+        while len(held) > characters:
+            cut = held.rfind(" ", 0, characters)
+            cut = cut if cut > 0 else characters
+            yield Example(held[:cut], ())
+            held = held[cut:].strip()
+    if len(held) > characters // 4:
+        yield Example(held, ())
+
+
+def _untokenise(line: str) -> str:
+    """Undo WikiText's spaces around punctuation; other text passes unchanged."""
+    for marked, plain in ((" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", "."), ("<unk>", "Kern")):
+        line = line.replace(marked, plain)
+    line = re.sub(r" ([,.;:!?)])", r"\1", line)
+    return line.replace("( ", "(").replace(" 's", "'s")
