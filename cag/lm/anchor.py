@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cag.lm.cache import KV
+from cag.lm.counting import decoder_layers
 from cag.lm.loading import LM
 
 
@@ -62,7 +63,7 @@ def lowest_layer(lm: LM, ids: Sequence[int], start: int) -> KV:
     KV
         Shape (1, H, T, D).
     """
-    layer = next(m for m in lm.body.modules() if isinstance(m, torch.nn.ModuleList))[0]
+    layer = decoder_layers(lm)[0]
     states = embed(lm, ids)[None]
     if lm.spec.family == "gpt2":
         states = states + lm.body.wpe(_positions(lm, ids, start))

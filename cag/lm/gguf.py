@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging as hf_logging
 
@@ -68,8 +76,17 @@ def _tokenizer_fields(gguf_path: Path) -> dict[str, Any]:
 
     reader = GGUFReader(gguf_path)
     prefix = "tokenizer.ggml."
-    wanted = ("model", "tokens", "scores", "token_type", "bos_token_id", "eos_token_id",
-              "unknown_token_id", "padding_token_id", "add_bos_token")
+    wanted = (
+        "model",
+        "tokens",
+        "scores",
+        "token_type",
+        "bos_token_id",
+        "eos_token_id",
+        "unknown_token_id",
+        "padding_token_id",
+        "add_bos_token",
+    )
     return {
         name: reader.fields[prefix + name].contents()
         for name in wanted

@@ -36,8 +36,6 @@ class Template:
     prefix
         Everything before the first passage. Constant, so that it can never invalidate a
         cache from one day to the next.
-    passage
-        Format of one passage; ``{text}`` is its text.
     suffix
         Format of what follows the passages; ``{question}`` is the question.
     stop
@@ -45,18 +43,21 @@ class Template:
     """
 
     prefix: str = _EXAMPLE
-    passage: str = " {text}"
     suffix: str = "\nQuestion: {question}\nAnswer:"
     stop: tuple[str, ...] = ("\n",)
 
     @property
     def fingerprint(self) -> str:
         """Identifies the template in metadata."""
-        text = "\0".join((self.prefix, self.passage, self.suffix, *self.stop))
+        text = "\0".join((self.prefix, self.suffix, *self.stop))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 DEFAULT_TEMPLATE = Template()
+
+#: How a passage stands in any prompt, of the reference as of the target. One format for all, so
+#: that a stored cache fits every prompt and passages can stand in any order.
+PASSAGE_FORMAT = " {text}"
 
 #: What the reference model reads before a passage: something for its attention to sink into.
 REFERENCE_PREFIX = "Context:"
@@ -93,9 +94,7 @@ def prefix_ids(lm: LM, text: str) -> list[int]:
     return bos + lm.encode(text)
 
 
-def build_prompt(
-    lm: LM, template: Template, passages: Sequence[str], question: str
-) -> Prompt:
+def build_prompt(lm: LM, template: Template, passages: Sequence[str], question: str) -> Prompt:
     """Tokenise a question over some passages.
 
     Raises
@@ -108,6 +107,6 @@ def build_prompt(
         raise EmptyQuestion("the question is empty; write what you want to know")
     return Prompt(
         prefix=prefix_ids(lm, template.prefix),
-        passages=[lm.encode(template.passage.format(text=text)) for text in passages],
+        passages=[lm.encode(PASSAGE_FORMAT.format(text=text)) for text in passages],
         suffix=lm.encode(template.suffix.format(question=question)),
     )

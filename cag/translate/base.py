@@ -193,7 +193,9 @@ class Translator(nn.Module):
     def save(self, folder: Path) -> None:
         """Write ``translator.safetensors`` (bf16) and ``translator.json``, each atomically."""
         folder.mkdir(parents=True, exist_ok=True)
-        weights = {n: t.detach().cpu().bfloat16().contiguous() for n, t in self.state_dict().items()}
+        weights = {
+            n: t.detach().cpu().bfloat16().contiguous() for n, t in self.state_dict().items()
+        }
         description = {
             "format": FORMAT,
             "config": asdict(self.config),
@@ -216,12 +218,7 @@ def load_translator(folder: Path, dtype: torch.dtype = torch.float32) -> Transla
         If a file is missing, malformed, of another format, or lacks a tensor.
     """
     try:
-        description = json.loads((folder / "translator.json").read_text())
-        if description["format"] != FORMAT:
-            raise TranslatorError(
-                f"'{folder}' has translator format {description['format']}, this version reads "
-                f"{FORMAT}; train it again with `cag train`"
-            )
+        description = read_description(folder)
         config = TranslatorConfig(**description["config"])
         with torch.device("meta"):
             translator = TRANSLATORS[config.kind](config)
@@ -233,6 +230,27 @@ def load_translator(folder: Path, dtype: torch.dtype = torch.float32) -> Transla
         reason = str(error).strip().splitlines()[0]
         raise TranslatorError(f"cannot read the translator in '{folder}': {reason}") from error
     return translator.eval().requires_grad_(False)
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """The JSON side of a translator: ``config`` and ``report``.
+
+    Raises
+    ------
+    TranslatorError
+        If it is unreadable or of another format.
+    """
+    try:
+        description = json.loads((folder / "translator.json").read_text())
+        found = description["format"]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise TranslatorError(f"cannot read the translator in '{folder}': {error}") from error
+    if found != FORMAT:
+        raise TranslatorError(
+            f"'{folder}' has translator format {found}, this version reads {FORMAT}; "
+            "train it again with `cag train`"
+        )
+    return description
 
 
 def flatten(kv: KV) -> Tensor:

@@ -53,8 +53,11 @@ class AttentionMatching:
         return kl, (error / spread.square().sum((1, 2, 3)).clamp_min(1e-6))[1:].mean()
 
     def _attend(self, passage: KV, pair: Pair) -> tuple[Tensor, Tensor]:
-        keys = rotated(self.target, KV.join([passage.to(torch.float32), pair.suffix.to(torch.float32)]),
-                       len(self.prefix))
+        keys = rotated(
+            self.target,
+            KV.join([passage.to(torch.float32), pair.suffix.to(torch.float32)]),
+            len(self.prefix),
+        )
         values = torch.cat([passage.values.float(), pair.suffix.values.float()], dim=2)
         keys = torch.cat([self._prefix_keys, keys], dim=2)
         values = torch.cat([self._prefix_values, values], dim=2)
@@ -73,9 +76,7 @@ def rotated(lm: LM, kv: KV, start: int) -> Tensor:
     return torch.stack([rotary.rotate(kv.keys[i], i) for i in range(lm.spec.layers)])
 
 
-def answer_loss(
-    target: LM, prefix: KV, translated: Sequence[KV], pairs: Sequence[Pair]
-) -> Tensor:
+def answer_loss(target: LM, prefix: KV, translated: Sequence[KV], pairs: Sequence[Pair]) -> Tensor:
     """End to end: suffixes read by the frozen target behind translated passages.
 
     Returns

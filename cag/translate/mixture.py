@@ -25,7 +25,9 @@ class Mixture(Ridge):
         width = config.key_rank + config.value_rank
         self.norm = nn.LayerNorm(width)
         self.router = nn.Linear(width, config.experts)
-        self.expert_in = nn.Parameter(torch.randn(config.experts, width, config.hidden) / width**0.5)
+        self.expert_in = nn.Parameter(
+            torch.randn(config.experts, width, config.hidden) / width**0.5
+        )
         self.expert_bias = nn.Parameter(torch.zeros(config.experts, config.hidden))
         self.expert_out = nn.Parameter(
             torch.zeros(config.experts, config.hidden, 2 * layers * heads * size)
@@ -46,7 +48,9 @@ class Mixture(Ridge):
                 continue
             inner = F.gelu(normed[rows] @ self.expert_in[expert] + self.expert_bias[expert])
             weighted = inner * weights[rows, slot, None].to(inner.dtype)
-            outputs = outputs.index_add(0, rows, (weighted @ self.expert_out[expert]).to(outputs.dtype))
+            outputs = outputs.index_add(
+                0, rows, (weighted @ self.expert_out[expert]).to(outputs.dtype)
+            )
         return outputs
 
     def route(self, normed: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,16 +61,18 @@ class Mixture(Ridge):
     def multiplications(self) -> int:
         width = self.down.shape[1]
         per_expert = self.expert_in[0].numel() + self.expert_out[0].numel()
-        return super().multiplications() + width * self.config.experts + self.config.active * per_expert
+        return (
+            super().multiplications()
+            + width * self.config.experts
+            + self.config.active * per_expert
+        )
 
     @classmethod
     def upgrade(cls, ridge: Ridge, experts: int, active: int, hidden: int) -> Mixture:
         """A mixture that starts out equal to a fitted ridge."""
         from dataclasses import replace
 
-        config = replace(
-            ridge.config, kind=cls.kind, experts=experts, active=active, hidden=hidden
-        )
+        config = replace(ridge.config, kind=cls.kind, experts=experts, active=active, hidden=hidden)
         mixture = cls(config)
         missing, unexpected = mixture.load_state_dict(ridge.state_dict(), strict=False)
         if unexpected:

@@ -14,7 +14,7 @@ from torch import Tensor
 from cag.lm.cache import KV, Context
 from cag.lm.capture import record_queries
 from cag.lm.loading import LM
-from cag.lm.prompt import REFERENCE_PREFIX, Template, prefix_ids
+from cag.lm.prompt import PASSAGE_FORMAT, REFERENCE_PREFIX, Template, prefix_ids
 from cag.translate.base import align_texts
 from cag.translate.examples import Example
 
@@ -90,7 +90,12 @@ class PairCollector:
     """
 
     def __init__(
-        self, reference: LM, target: LM, template: Template, max_tokens: int = 448, queries: int = 36
+        self,
+        reference: LM,
+        target: LM,
+        template: Template,
+        max_tokens: int = 448,
+        queries: int = 36,
     ) -> None:
         self.reference, self.target, self.template = reference, target, template
         self.max_tokens, self.queries = max_tokens, queries
@@ -121,7 +126,7 @@ class PairCollector:
 
     def trim(self, text: str) -> str:
         """The passage as it stands in the prompt, at most `max_tokens` target tokens long."""
-        text = self.template.passage.format(text=text)
+        text = PASSAGE_FORMAT.format(text=text)
         _, spans = self.target.encode_with_offsets(text)
         return text if len(spans) <= self.max_tokens else text[: spans[self.max_tokens - 1][1]]
 

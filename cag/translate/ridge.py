@@ -115,7 +115,9 @@ class Ridge(Translator):
     def features(self, latents: Tensor, anchors: Tensor) -> Tensor:
         """Standardised inputs of the second map, shape (T, 2 * rank + anchor_size)."""
         previous = F.pad(latents, (0, 0, 1, 0))[:-1]
-        return (torch.cat([latents, previous, anchors], -1) - self.feature_mean) / self.feature_scale
+        return (
+            torch.cat([latents, previous, anchors], -1) - self.feature_mean
+        ) / self.feature_scale
 
     def expand(self, latents: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
         return self.finish(self.predict(self.features(latents, anchors)))

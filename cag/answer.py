@@ -1,0 +1,154 @@
+"""What asking gives back: an answer with its path, sources, timings and token counts."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cag.retrieval import Source
+
+
+@dataclass
+class Timings:
+    """Milliseconds spent in each part.
+
+    Attributes
+    ----------
+    retrieve, load, align, translate
+        Finding passages; reading their caches; aligning tokens; translating and rotating.
+    prefill
+        The target reading prefix, suffix, and on the direct path the passages.
+    first_token
+        From the question to the first token, everything included.
+    total
+        To the end of the answer.
+    tokens_per_second
+        Decoding speed after the first token.
+    """
+
+    retrieve: float = 0.0
+    load: float = 0.0
+    align: float = 0.0
+    translate: float = 0.0
+    prefill: float = 0.0
+    first_token: float = 0.0
+    total: float = 0.0
+    tokens_per_second: float = 0.0
+
+
+@dataclass
+class Tokens:
+    """Token counts of one answer.
+
+    ``target_forward`` is counted by hooks on the target's decoder layers: tokens summed over
+    the layers, divided by their number.
+    """
+
+    prefix: int = 0
+    passage: int = 0
+    suffix: int = 0
+    generated: int = 0
+    target_forward: float = 0
+
+
+@dataclass
+class Answer:
+    """An answer and how it came about.
+
+    Attributes
+    ----------
+    path
+        ``translated``, ``direct``, ``own`` or ``fallback``.
+    reason
+        Why a `fallback` was taken, or what had to be recomputed; empty otherwise.
+    translator
+        Name of the translator used, or None.
+    first_logits
+        Logits of the first token, for comparing paths.
+    """
+
+    question: str
+    answer: str
+    path: str
+    reference: str | None
+    target: str
+    translator: str | None
+    sources: list[Source]
+    reason: str = ""
+    finish: str = "length"
+    timings: Timings = field(default_factory=Timings)
+    tokens: Tokens = field(default_factory=Tokens)
+    first_logits: Tensor | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine-readable contract of ``cag ask --json``."""
+        return {
+            "question": self.question,
+            "answer": self.answer,
+            "path": self.path,
+            "reason": self.reason,
+            "finish": self.finish,
+            "reference": self.reference,
+            "target": self.target,
+            "translator": self.translator,
+            "sources": [source.to_json() for source in self.sources],
+            "timings_ms": {
+                name: round(ms, 2)
+                for name, ms in asdict(self.timings).items()
+                if name != "tokens_per_second"
+            },
+            "tokens_per_second": round(self.timings.tokens_per_second, 2),
+            "tokens": asdict(self.tokens),
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two answers to one question over the same passages."""
+
+    translated: Answer
+    direct: Answer
+
+    @property
+    def token_f1(self) -> float:
+        """SQuAD token F1 between the two answers."""
+        return token_f1(self.translated.answer, self.direct.answer)
+
+    @property
+    def first_token_kl(self) -> float:
+        """KL(direct || translated) of the first token's distribution, in nats."""
+        first, other = self.direct.first_logits, self.translated.first_logits
+        if first is None or other is None:
+            return float("nan")
+        wanted, found = first.log_softmax(-1), other.log_softmax(-1)
+        return max(0.0, float(torch.sum(wanted.exp() * (wanted - found))))
+
+    def to_json(self) -> dict[str, Any]:
+        """Both answers and how far apart they are."""
+        return {
+            "translated": self.translated.to_json(),
+            "direct": self.direct.to_json(),
+            "token_f1": round(self.token_f1, 4),
+            "first_token_kl": round(self.first_token_kl, 4),
+        }
+
+
+def normalise(text: str) -> list[str]:
+    """Words as SQuAD's metric compares them: lower case, no punctuation, no articles."""
+    kept = "".join(c for c in text.lower() if c not in string.punctuation)
+    return re.sub(r"\b(a|an|the)\b", " ", kept).split()
+
+
+def token_f1(found: str, wanted: str) -> float:
+    """SQuAD token F1 (Rajpurkar et al. 2016, section 6.1); two empty answers agree."""
+    left, right = normalise(found), normalise(wanted)
+    if not left or not right:
+        return float(left == right)
+    shared = sum((Counter(left) & Counter(right)).values())
+    return 2 * shared / (len(left) + len(right))

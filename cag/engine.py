@@ -1,0 +1,332 @@
+"""`CAG`: ingest documents, ask questions, compare paths. Everything else calls this."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cag.answer import Answer, Comparison, Timings, Tokens
+from cag.compose import read_natively, reuse_own, timed, translate_passages
+from cag.errors import CagError, ContextTooLong, EmptyQuestion, EmptyStore, TranslatorError
+from cag.ingest import Ingestor, IngestReport, Progress, reference_identity, store_passages
+from cag.library import Library, Passage
+from cag.lm.cache import KV, Context
+from cag.lm.counting import count_layer_tokens
+from cag.lm.decode import Decoded, Generation, decode
+from cag.lm.loading import LM
+from cag.lm.prompt import DEFAULT_TEMPLATE, PASSAGE_FORMAT, Prompt, Template, build_prompt
+from cag.models import Models
+from cag.retrieval import Retriever, Source
+from cag.settings import Settings
+from cag.translate import Translator
+from store import CacheMiss, CacheStore, WriteLock
+
+MODES = ("translated", "direct", "own")
+
+
+@dataclass
+class Stream:
+    """An answer while it is being written: iterate for text, then read `answer`."""
+
+    answer: Answer
+    _pieces: Iterator[str] = field(repr=False)
+
+    def __iter__(self) -> Iterator[str]:
+        return self._pieces
+
+
+class CAG:
+    """Cache-augmented generation over a store of documents.
+
+    Parameters
+    ----------
+    settings
+        Defaults to the environment's.
+    models
+        Share loaded models between engines.
+    template
+        The prompt around passages and question.
+
+    Examples
+    --------
+    >>> cag = CAG()
+    >>> cag.ingest(["docs/"])
+    >>> cag.ask("What is a passage?").answer
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        models: Models | None = None,
+        template: Template = DEFAULT_TEMPLATE,
+    ) -> None:
+        self.settings = settings or Settings.from_environment()
+        self.models = models or Models(self.settings)
+        self.template = template
+        self.store = CacheStore(
+            self.settings.store_folder,
+            max_bytes=self.settings.max_store_bytes,
+            codec=self.settings.codec,
+        )
+        self.library = Library(self.store)
+        self._retriever: Retriever | None = None
+
+    @property
+    def retriever(self) -> Retriever:
+        """Finds passages; loads the embedder on first use."""
+        if self._retriever is None:
+            self._retriever = Retriever(
+                self.settings.store_folder / "vectors", self.library, self.models.embedder()
+            )
+        return self._retriever
+
+    # -- documents -------------------------------------------------------------------------
+
+    def ingest(
+        self,
+        paths: Sequence[str | Path],
+        *,
+        prune: bool = False,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+    ) -> IngestReport:
+        """Read documents once with the reference model and keep their caches.
+
+        Parameters
+        ----------
+        paths
+            Files and folders.
+        prune
+            Also forget documents under these folders whose files are gone.
+
+        Raises
+        ------
+        IngestError
+            If there was nothing to ingest.
+        store.StoreLocked
+            If another process is ingesting.
+        """
+        with WriteLock(self.settings.store_folder):
+            ingestor = Ingestor(
+                self.library,
+                self.retriever,
+                lambda: self.models.lm(self.settings.reference),
+                self.settings,
+                on_progress,
+            )
+            return ingestor.run([Path(path) for path in paths], prune=prune)
+
+    def remove(self, document: str) -> int:
+        """Forget a document; returns how many passages it had.
+
+        Raises
+        ------
+        CagError
+            If no such document was ingested.
+        """
+        path = str(Path(document).absolute())
+        if self.library.document(path) is None:
+            raise CagError(f"'{document}' is not in the store; `cag store list` shows what is")
+        with WriteLock(self.settings.store_folder):
+            ids = self.library.remove(path)
+            self.retriever.remove(ids)
+            self.retriever.save()
+        return len(ids)
+
+    def retrieve(self, question: str, k: int | None = None) -> list[Source]:
+        """The passages closest to a question, best first.
+
+        Raises
+        ------
+        EmptyStore
+            If nothing was ingested yet.
+        EmptyQuestion
+            If the question holds no text.
+        """
+        if not question.strip():
+            raise EmptyQuestion("the question is empty; write what you want to know")
+        if not len(self.library):
+            raise EmptyStore("nothing was ingested yet; run `cag ingest PATH...` first")
+        return self.retriever.search(question, self.settings.k if k is None else k)
+
+    # -- questions -------------------------------------------------------------------------
+
+    def ask(
+        self,
+        question: str,
+        *,
+        target: str | None = None,
+        mode: str = "translated",
+        k: int | None = None,
+        sources: Sequence[Source] | None = None,
+        generation: Generation | None = None,
+    ) -> Answer:
+        """Answer a question over the stored passages.
+
+        Parameters
+        ----------
+        target
+            Name of the model that answers.
+        mode
+            ``translated``, ``direct`` (the target reads the text) or ``own`` (the target's own
+            stored cache).
+        k
+            How many passages to retrieve.
+        sources
+            Use these passages, in this order, instead of retrieving.
+        """
+        stream = self.stream(
+            question, target=target, mode=mode, k=k, sources=sources, generation=generation
+        )
+        for _ in stream:
+            pass
+        return stream.answer
+
+    def stream(
+        self,
+        question: str,
+        *,
+        target: str | None = None,
+        mode: str = "translated",
+        k: int | None = None,
+        sources: Sequence[Source] | None = None,
+        generation: Generation | None = None,
+    ) -> Stream:
+        """Like `ask`, but gives the text piece by piece."""
+        if mode not in MODES:
+            raise CagError(f"unknown mode '{mode}'; use one of: {', '.join(MODES)}")
+        if not question.strip():
+            raise EmptyQuestion("the question is empty; write what you want to know")
+        lm = self.models.lm(target or self.settings.target)
+        if generation is None:
+            stop = self.template.stop
+            generation = Generation(max_tokens=self.settings.max_tokens, stop=stop)
+        started = time.perf_counter()
+        timings = Timings()
+        with timed(timings, "retrieve"):
+            found = self.retrieve(question, k) if sources is None else list(sources)
+        answer = Answer(question, "", mode, None, lm.name, None, found, timings=timings)
+        prompt = build_prompt(lm, self.template, [s.passage.text for s in found], question)
+        _check_window(lm, prompt, generation.max_tokens)
+        answer.tokens = Tokens(
+            prefix=len(prompt.prefix), passage=len(prompt.passage_ids), suffix=len(prompt.suffix)
+        )
+        return Stream(answer, self._write(lm, prompt, answer, generation, started))
+
+    def compare(
+        self, question: str, *, target: str | None = None, k: int | None = None
+    ) -> Comparison:
+        """Answer on both paths over the same passages."""
+        sources = self.retrieve(question, k)
+        translated, direct = (
+            self.ask(question, target=target, mode=mode, sources=sources)
+            for mode in ("translated", "direct")
+        )
+        return Comparison(translated, direct)
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _write(
+        self, lm: LM, prompt: Prompt, answer: Answer, generation: Generation, started: float
+    ) -> Iterator[str]:
+        timings, result = answer.timings, Decoded()
+        with self.models.running(lm.name), count_layer_tokens(lm) as counted:
+            context = self._context(lm, prompt, answer)
+            begun = time.perf_counter()
+            for piece in decode(lm, context, prompt.suffix, generation, result):
+                shown = piece if answer.answer else piece.lstrip()
+                answer.answer += shown
+                if shown:
+                    yield shown
+        answer.answer = answer.answer.rstrip()
+        answer.finish, answer.first_logits = result.finish, result.first_logits
+        answer.tokens.generated = len(result.ids)
+        answer.tokens.target_forward = counted.tokens
+        timings.prefill += 1e3 * result.first_token_seconds
+        timings.first_token = 1e3 * (begun - started + result.first_token_seconds)
+        timings.total = 1e3 * (begun - started + result.seconds)
+        rest = result.seconds - result.first_token_seconds
+        timings.tokens_per_second = len(result.ids) / rest if rest > 0 and result.ids else 0.0
+
+    def _context(self, lm: LM, prompt: Prompt, answer: Answer) -> Context:
+        """Everything before the suffix, on the path that `answer.path` names."""
+        if answer.path == "own":
+            context, missed = reuse_own(lm, prompt, self.store, answer.timings)
+            if missed:
+                answer.reason = f"{len(missed)} passages were read and stored first ({missed[0]})"
+            return context
+        if answer.path == "translated":
+            passages = [source.passage for source in answer.sources]
+            try:
+                translator = self._translator(lm, answer, passages)
+            except TranslatorError as error:
+                answer.path, answer.reason = "fallback", str(error)
+            else:
+                caches = self._load(passages, answer)
+                return translate_passages(lm, translator, prompt, passages, caches, answer.timings)
+        return read_natively(lm, prompt, answer.timings)
+
+    def _translator(self, lm: LM, answer: Answer, passages: Sequence[Passage]) -> Translator:
+        """The translator that fits target and passages, or the reason why there is none."""
+        answer.reference = self._reference_name(passages)
+        translator = self.models.translator(answer.reference, lm.name)
+        if translator is None:
+            raise TranslatorError(
+                f"no translator from '{answer.reference}' to '{lm.name}'; train one with "
+                f"`cag train {answer.reference} {lm.name} --data FILES`"
+            )
+        for passage in passages:
+            translator.check_models(passage.identity["model"], lm)
+        recovered = translator.report.recovered
+        if recovered is not None and recovered < self.settings.min_recovered:
+            raise TranslatorError(
+                f"the translator recovered only {recovered:.2f} of the answer NLL on held-out "
+                f"passages, {self.settings.min_recovered:.2f} is required (CAG_MIN_RECOVERED)"
+            )
+        answer.translator = f"{answer.reference}--{lm.name} ({translator.kind})"
+        return translator
+
+    def _reference_name(self, passages: Sequence[Passage]) -> str:
+        """Name of the model that read the passages."""
+        for passage in passages:
+            row = self.library.document(passage.document)
+            if row is not None:
+                return str(row["settings"]["reference"])
+        return self.settings.reference
+
+    def _load(self, passages: Sequence[Passage], answer: Answer) -> list[KV]:
+        """Stored reference caches; one that is missing or damaged is made again."""
+        caches = []
+        for passage in passages:
+            try:
+                with timed(answer.timings, "load"):
+                    hit = self.store.get(passage.identity)
+            except CacheMiss as miss:
+                self._read_again(passage, miss.reason)
+                answer.reason = f"passage {passage.id} was read again ({miss.reason})"
+                with timed(answer.timings, "load"):
+                    hit = self.store.get(passage.identity)
+            caches.append(KV(hit.tensors["keys"], hit.tensors["values"]))
+        return caches
+
+    def _read_again(self, passage: Passage, why: str) -> None:
+        lm = self.models.lm(self._reference_name([passage]))
+        ids = lm.encode(PASSAGE_FORMAT.format(text=passage.text))
+        if reference_identity(lm, ids) != passage.identity:
+            raise TranslatorError(
+                f"the cache of passage {passage.id} cannot be used ({why}) and '{lm.name}' is no "
+                "longer the model that made it; run `cag ingest` again"
+            )
+        row = self.library.document(passage.document) or {}
+        store_passages(lm, self.library, [(passage, ids, row)], batch=1)
+
+
+def _check_window(lm: LM, prompt: Prompt, max_tokens: int) -> None:
+    needed = len(prompt.ids) + max_tokens
+    if needed > lm.spec.window:
+        raise ContextTooLong(
+            f"prompt and answer need {needed} tokens, '{lm.name}' reads at most "
+            f"{lm.spec.window}; retrieve fewer passages (--k) or ask a shorter question"
+        )

@@ -1,0 +1,70 @@
+"""Loaded models, one copy of each per process."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import torch
+
+from cag.lm.loading import LM, fastest_dtype, load_lm
+from cag.lm.pull import resolve
+from cag.retrieval import Embedder
+from cag.settings import Settings
+from cag.translate import Translator, find_translator
+
+
+class Models:
+    """Loads language models, embedder and translators on first use; safe under threads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.RLock()
+        self._lms: dict[str, LM] = {}
+        self._run_locks: dict[str, threading.Lock] = {}
+        self._embedder: Embedder | None = None
+        self._translators: dict[tuple[str, str], Translator | None] = {}
+        self.loads = 0
+
+    def add(self, lm: LM) -> None:
+        """Use a model that is loaded already, under its name."""
+        with self._lock:
+            self._lms[lm.name] = lm
+
+    def lm(self, name: str) -> LM:
+        """The language model of that name."""
+        with self._lock:
+            if name not in self._lms:
+                folder = resolve(name, self._settings.home)
+                self._lms[name] = load_lm(
+                    folder, name=name, dtype=self._settings.dtype, device=self._settings.device
+                )
+                self.loads += 1
+            return self._lms[name]
+
+    def running(self, name: str) -> threading.Lock:
+        """Held while a model runs: hooks and threads of one model must not mix."""
+        with self._lock:
+            return self._run_locks.setdefault(name, threading.Lock())
+
+    def embedder(self) -> Embedder:
+        """The sentence embedder."""
+        with self._lock:
+            if self._embedder is None:
+                name = self._settings.embedder
+                folder: Path = resolve(name, self._settings.home)
+                self._embedder = Embedder(name, folder, self._settings.device)
+            return self._embedder
+
+    def translator(self, reference: str, target: str) -> Translator | None:
+        """The translator of a pair, in the dtype that is fast here; None if there is none."""
+        with self._lock:
+            pair = (reference, target)
+            if pair not in self._translators:
+                device = self.lm(target).device
+                dtype = fastest_dtype(str(device))
+                if self._settings.dtype != "auto":
+                    dtype = getattr(torch, self._settings.dtype)
+                found = find_translator(self._settings.home, reference, target, dtype)
+                self._translators[pair] = found.to(device) if found is not None else None
+            return self._translators[pair]

@@ -1,0 +1,120 @@
+"""Retrieval: embedder and vector index -> passages."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cag.library import Library, Passage
+from store import CorruptIndex, VectorIndex
+
+
+class Embedder:
+    """A sentence embedder from a local folder; never reaches for the network."""
+
+    def __init__(self, name: str, folder: Path, device: str = "cpu") -> None:
+        from sentence_transformers import SentenceTransformer  # slow to import
+
+        self.name = name
+        self._model: Any = SentenceTransformer(
+            str(folder), device="cpu" if device == "auto" else device, local_files_only=True
+        )
+        self.dimension = int(self._model.get_embedding_dimension())
+
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        """Unit vectors with shape (N, dimension)."""
+        vectors = self._model.encode(
+            list(texts), normalize_embeddings=True, show_progress_bar=False, batch_size=16
+        )
+        return np.asarray(vectors, dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A retrieved passage with its similarity to the question."""
+
+    passage: Passage
+    score: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As the machine-readable contract has it."""
+        passage = self.passage
+        return {
+            "document": passage.document,
+            "title": passage.title,
+            "start": passage.start,
+            "end": passage.end,
+            "score": round(self.score, 4),
+            "passage_id": passage.id,
+        }
+
+
+class Retriever:
+    """Finds passages for a question.
+
+    Parameters
+    ----------
+    folder
+        Where the vectors lie.
+    library
+        Gives the passages; also what a damaged index is rebuilt from.
+    embedder
+        Makes the vectors.
+    """
+
+    def __init__(self, folder: Path, library: Library, embedder: Embedder) -> None:
+        self._library, self._embedder = library, embedder
+        self._lock = threading.Lock()
+        arguments: dict[str, Any] = {"embedder": embedder.name, "dimension": embedder.dimension}
+        try:
+            self._index = VectorIndex(folder, **arguments)
+        except CorruptIndex:
+            (folder / "vectors.json").unlink(missing_ok=True)
+            self._index = VectorIndex(folder, **arguments)
+        self._repair()
+
+    def _repair(self) -> None:
+        """Make the index agree with the library, whatever a crash left behind."""
+        held = set(self._index.ids)
+        known = {passage.id: passage for passage in self._library.passages()}
+        self._index.remove([identifier for identifier in held if identifier not in known])
+        missing = [passage for identifier, passage in known.items() if identifier not in held]
+        if missing:
+            self.add(missing)
+        if missing or held - set(known):
+            self._index.save()
+
+    def add(self, passages: Sequence[Passage]) -> None:
+        """Index passages; `save` makes it last."""
+        if passages:
+            texts = [f"{passage.title}\n{passage.text}" for passage in passages]
+            vectors = self._embedder(texts)
+            with self._lock:
+                self._index.add([passage.id for passage in passages], vectors)
+
+    def remove(self, ids: Sequence[str]) -> None:
+        """Take passages out of the index."""
+        with self._lock:
+            self._index.remove(ids)
+
+    def save(self) -> None:
+        """Write the index to disk."""
+        with self._lock:
+            self._index.save()
+
+    def search(self, question: str, k: int) -> list[Source]:
+        """The `k` best passages, best first."""
+        vector = self._embedder([question])[0]
+        with self._lock:
+            found = self._index.search(vector, k)
+        sources = []
+        for identifier, score in found:
+            passage = self._library.passage(identifier)
+            if passage is not None:
+                sources.append(Source(passage, score))
+        return sources

@@ -1,0 +1,98 @@
+"""Settings, from defaults and the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from cag.errors import CagError
+
+
+class BadSetting(CagError):
+    """An environment variable that cannot be understood."""
+
+
+def default_home() -> Path:
+    """Where everything `cag` writes lies: ``$CAG_HOME``, or ``~/.cag``."""
+    return Path(os.environ.get("CAG_HOME") or Path.home() / ".cag").expanduser().absolute()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that can be set; each field has an environment variable ``CAG_<NAME>``.
+
+    Attributes
+    ----------
+    home
+        Folder of models, store, translators and runs.
+    reference, target, embedder
+        Model names: a known name, a local folder, or a hub id that was pulled.
+    dtype, device
+        ``"auto"`` measures and picks.
+    codec
+        How caches lie on disk.
+    max_store_gb
+        Cap of the store in GiB; least recently used caches go first.
+    passage_tokens
+        Longest passage, in reference tokens.
+    batch
+        Passages per reference prefill.
+    k
+        Passages per question.
+    max_tokens
+        Longest answer, in tokens.
+    min_recovered
+        A translator that recovered less than this share of the answer NLL on held-out
+        passages is not used; the answer takes the direct path and says so.
+    """
+
+    home: Path = field(default_factory=default_home)
+    reference: str = "smollm2-135m-instruct"
+    target: str = "gemma-3-270m"
+    embedder: str = "all-minilm-l6-v2"
+    dtype: str = "auto"
+    device: str = "auto"
+    codec: str = "bf16"
+    max_store_gb: float = 20.0
+    passage_tokens: int = 384
+    batch: int = 4
+    k: int = 2
+    max_tokens: int = 48
+    min_recovered: float = 0.5
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """Defaults, overridden by ``CAG_*`` variables.
+
+        Raises
+        ------
+        BadSetting
+            If a variable does not parse.
+        """
+        environment = os.environ if environment is None else environment
+        settings = cls()
+        for name in cls.__dataclass_fields__:
+            text = environment.get(f"CAG_{name.upper()}")
+            if not text:
+                continue
+            kind = type(getattr(settings, name))
+            try:
+                value = Path(text).expanduser().absolute() if name == "home" else kind(text)
+            except ValueError:
+                raise BadSetting(
+                    f"CAG_{name.upper()}={text!r} is not a valid {kind.__name__}; unset it or fix it"
+                ) from None
+            settings = replace(settings, **{name: value})
+        return settings
+
+    @property
+    def store_folder(self) -> Path:
+        """Where caches, catalog and vectors lie."""
+        return self.home / "store"
+
+    @property
+    def max_store_bytes(self) -> int:
+        """The store's cap in bytes."""
+        return int(self.max_store_gb * 2**30)

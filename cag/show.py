@@ -1,0 +1,189 @@
+"""How the command line draws things for people."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from cag.answer import Answer, Comparison
+    from cag.ingest import IngestReport
+    from cag.ingest import Progress as IngestProgress
+    from cag.lm.pull import ModelStatus
+
+_out = Console(highlight=False, soft_wrap=True)
+_err = Console(stderr=True, highlight=False)
+
+
+@contextmanager
+def progress(*, quiet: bool) -> Iterator[Callable[[str, int, int | None], None]]:
+    """A bar for stages of known or unknown length."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda stage, done, total: None
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=_err, transient=True) as bars:
+        task = bars.add_task("")
+
+        def update(stage: str, done: int, total: int | None) -> None:
+            bars.update(task, description=stage, completed=done, total=total)
+
+        yield update
+
+
+@contextmanager
+def ingest_progress(*, quiet: bool) -> Iterator[Callable[[IngestProgress], None]]:
+    """A line per step: share done, rate, time left."""
+    if quiet:
+        yield lambda step: None
+        return
+    last = 0.0
+
+    def plain(step: IngestProgress) -> None:
+        nonlocal last
+        if step.seconds - last > 5:  # a log should not fill with progress
+            last = step.seconds
+            _err.print(_describe(step))
+
+    if not sys.stderr.isatty():
+        yield plain
+        return
+    columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=_err, transient=True) as bars:
+        task = bars.add_task("loading the reference model", total=None)
+
+        def update(step: IngestProgress) -> None:
+            bars.update(task, completed=step.done, total=step.total, description=_describe(step))
+
+        yield update
+
+
+def _describe(step: IngestProgress) -> str:
+    eta = "" if step.eta is None else f", {step.eta:.0f} s left"
+    share = 100 * step.done // max(1, step.total)
+    return f"{share}% {step.tokens:,} tokens, {step.tokens_per_second:.0f} tokens/s{eta}"
+
+
+def ingest_report(report: IngestReport) -> None:
+    """What an ingest did, in a few lines."""
+    for path, reason in report.skipped:
+        _err.print(f"skipped {path}: {reason}", style="yellow")
+    counts = ", ".join(
+        f"{len(getattr(report, name))} {name}"
+        for name in ("added", "changed", "unchanged", "removed", "skipped")
+        if getattr(report, name)
+    )
+    _out.print(
+        f"{counts or 'nothing to do'}; {report.passages} passages, {report.tokens:,} tokens read "
+        f"in {report.seconds:.1f} s"
+    )
+
+
+def models(found: Sequence[ModelStatus]) -> None:
+    """Known models as a table."""
+    table = Table("model", "kind", "pulled", "MB", "licence", box=None)
+    for status in found:
+        size = f"{status.bytes / 1e6:.0f}" if status.pulled else ""
+        table.add_row(
+            status.name, status.kind, "yes" if status.pulled else "no", size, status.licence
+        )
+    _out.print(table)
+
+
+def answer_details(answer: Answer) -> None:
+    """Path, timings and sources of an answer."""
+    times, tokens = answer.timings, answer.tokens
+    _out.print(f"\npath: {answer.path}   target: {answer.target}   reference: {answer.reference}")
+    if answer.reason:
+        _out.print(f"note: {answer.reason}")
+    _out.print(
+        f"ms: retrieve {times.retrieve:.0f}, load {times.load:.0f}, align {times.align:.0f}, "
+        f"translate {times.translate:.0f}, prefill {times.prefill:.0f}, "
+        f"first token {times.first_token:.0f}, total {times.total:.0f} "
+        f"({times.tokens_per_second:.1f} tokens/s)"
+    )
+    _out.print(
+        f"tokens: prefix {tokens.prefix}, passages {tokens.passage}, suffix {tokens.suffix}, "
+        f"generated {tokens.generated}; through the target's layers {tokens.target_forward:g}"
+    )
+    for source in answer.sources:
+        passage = source.passage
+        place = f"{passage.document}:{passage.start}-{passage.end}"
+        _out.print(f"source: {passage.title} ({place}, score {source.score:.2f})")
+
+
+def comparison(compared: Comparison) -> None:
+    """Two answers side by side."""
+    table = Table("", "translated", "direct", box=None)
+    one, other = compared.translated, compared.direct
+    table.add_row("answer", one.answer, other.answer)
+    table.add_row("path", one.path, other.path)
+    for name in ("retrieve", "load", "align", "translate", "prefill", "first_token", "total"):
+        values = (getattr(answer.timings, name) for answer in (one, other))
+        table.add_row(f"{name} ms", *(f"{value:.0f}" for value in values))
+    forward = (f"{answer.tokens.target_forward:g}" for answer in (one, other))
+    table.add_row("target tokens", *forward)
+    _out.print(table)
+    _out.print(
+        f"token F1 between them {compared.token_f1:.2f}, first-token KL "
+        f"{compared.first_token_kl:.3f} nats"
+    )
+    if one.reason:
+        _out.print(f"note: {one.reason}")
+    for source in one.sources:
+        _out.print(f"source: {source.passage.title} (score {source.score:.2f})")
+
+
+def translators(found: Sequence[dict[str, Any]]) -> None:
+    """Translators as a table."""
+    table = Table("translator", "kind", "recovered", "M MAC/token", "folder", box=None)
+    for described in found:
+        recovered = described["recovered"]
+        table.add_row(
+            described["name"],
+            described["kind"],
+            "-" if recovered is None else f"{recovered:.3f}",
+            f"{described['multiplications'] / 1e6:.1f}",
+            described["folder"],
+        )
+    _out.print(table)
+
+
+def translator(described: dict[str, Any]) -> None:
+    """One translator's description."""
+    pairs({n: v for n, v in described.items() if not isinstance(v, dict)})
+    for name, value in described["report"].get("details", {}).items():
+        _out.print(f"{name}: {value}")
+
+
+def documents(found: Sequence[dict[str, Any]]) -> None:
+    """Ingested documents as a table."""
+    table = Table("document", "title", "passages", "bytes", box=None)
+    for row in found:
+        table.add_row(row["document"], row["title"], str(row["passages"]), f"{row['bytes']:,}")
+    _out.print(table)
+
+
+def pairs(values: dict[str, Any]) -> None:
+    """Names and values, a line each."""
+    for name, value in values.items():
+        shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
+        _out.print(f"{name.replace('_', ' ')}: {shown}")
+
+
+def event(values: dict[str, Any]) -> None:
+    """One line of a training log."""
+    _err.print(
+        "  ".join(f"{n}={v:.4g}" if isinstance(v, float) else f"{n}={v}" for n, v in values.items())
+    )

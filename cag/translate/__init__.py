@@ -1,0 +1,16 @@
+"""Translators: maps from one model's canonical KV to another's."""
+
+from cag.translate.base import TRANSLATORS, Translator, TranslatorConfig, load_translator
+from cag.translate.finding import find_translator
+from cag.translate.mixture import Mixture
+from cag.translate.ridge import Ridge
+
+__all__ = [
+    "TRANSLATORS",
+    "Mixture",
+    "Ridge",
+    "Translator",
+    "TranslatorConfig",
+    "find_translator",
+    "load_translator",
+]

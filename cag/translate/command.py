@@ -1,0 +1,97 @@
+"""What `cag train` does: read data, train, write the translator where `ask` finds it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cag.errors import IngestError
+from cag.lm.loading import load_lm
+from cag.lm.pull import resolve
+from cag.settings import Settings
+from cag.translate.examples import Example, read_examples
+from cag.translate.finding import pair_name
+from cag.translate.training import Recipe, Trainer
+
+
+def train_translator(
+    settings: Settings,
+    reference: str,
+    target: str,
+    *,
+    data: Sequence[str],
+    held_out: Sequence[str] = (),
+    out: Path | None = None,
+    minutes: float = 30.0,
+    limit: int | None = None,
+    seed: int = 0,
+    log: Callable[[dict[str, Any]], None] = lambda event: None,
+) -> tuple[Path, dict[str, Any]]:
+    """Train a translator and save it.
+
+    Parameters
+    ----------
+    data, held_out
+        Files, each ``PATH`` or ``PATH[start:stop]``. Without `held_out`, one passage in
+        twenty (at most 48) is set aside.
+    out
+        Folder of the translator; default ``<home>/translators/<pair>``.
+    minutes
+        Budget of gradient descent.
+    limit
+        At most this many passages of each data file, drawn with `seed`.
+
+    Returns
+    -------
+    tuple
+        The folder and the report as JSON.
+    """
+    started = time.monotonic()
+    chooser = random.Random(seed)
+    examples = [e for source in data for e in _drawn(source, limit, chooser, seed)]
+    examples = list({example.text: example for example in examples}.values())
+    chosen_by = [e for source in held_out for e in _drawn(source, 48, chooser, seed)]
+    if not chosen_by:
+        chooser.shuffle(examples)
+        aside = min(48, len(examples) // 20)
+        chosen_by, examples = examples[:aside], examples[aside:]
+    if not examples or not chosen_by:
+        raise IngestError("too little training data: at least 20 passages are needed")
+    name = pair_name(reference, target)
+    trainer = Trainer(
+        *(
+            load_lm(
+                resolve(model, settings.home),
+                name=model,
+                dtype=settings.dtype,
+                device=settings.device,
+            )
+            for model in (reference, target)
+        ),
+        folder=settings.home / "runs" / name,
+        examples=examples,
+        held_out=chosen_by,
+        recipe=Recipe(minutes=minutes, seed=seed),
+        log=log,
+    )
+    translator = trainer.run()
+    translator.report.details |= {
+        "data": [Path(source).name for source in data],
+        "passages": len(examples),
+        "held_out_passages": len(chosen_by),
+        "seed": seed,
+        "minutes": round((time.monotonic() - started) / 60, 1),
+    }
+    folder = out or settings.home / "translators" / name
+    translator.save(folder)
+    return folder, {"recovered": translator.report.recovered, **translator.report.details}
+
+
+def _drawn(source: str, limit: int | None, chooser: random.Random, seed: int) -> list[Example]:
+    examples = read_examples(source, seed=seed)
+    if limit is not None and len(examples) > limit:
+        examples = chooser.sample(examples, limit)
+    return examples

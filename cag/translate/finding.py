@@ -1,0 +1,68 @@
+"""Find the translator of a pair of models: the user's own first, then those that ship."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cag.translate.base import (
+    TRANSLATORS,
+    Translator,
+    TranslatorConfig,
+    load_translator,
+    read_description,
+)
+
+ZOO = Path(__file__).parent.parent / "zoo"
+
+
+def pair_name(reference: str, target: str) -> str:
+    """Folder name of an ordered pair; model paths and hub ids become plain names."""
+    return "--".join(Path(name).name for name in (reference, target))
+
+
+def translator_folders(home: Path) -> Iterator[Path]:
+    """All translators there are, the user's own before the shipped ones."""
+    for root in (home / "translators", ZOO):
+        for description in sorted(root.glob("*/translator.json")):
+            yield description.parent
+
+
+def find_translator(
+    home: Path, reference: str, target: str, dtype: torch.dtype = torch.float32
+) -> Translator | None:
+    """The translator of a pair, or None if there is none."""
+    name = pair_name(reference, target)
+    for folder in translator_folders(home):
+        if folder.name == name:
+            return load_translator(folder, dtype)
+    return None
+
+
+def describe_translators(home: Path) -> list[dict[str, Any]]:
+    """Name, kind, models, figures and cost of every translator, without loading weights."""
+    described = []
+    for folder in translator_folders(home):
+        content = read_description(folder)
+        config = TranslatorConfig(**content["config"])
+        with torch.device("meta"):
+            cost = TRANSLATORS[config.kind](config).multiplications()
+        described.append(
+            {
+                "name": folder.name,
+                "kind": config.kind,
+                "reference": config.reference,
+                "target": config.target,
+                "recovered": content["report"]["recovered"],
+                "retention": content["report"]["retention"],
+                "multiplications": cost,
+                "reference_fingerprint": config.reference_fingerprint,
+                "target_fingerprint": config.target_fingerprint,
+                "folder": str(folder),
+                "report": content["report"],
+            }
+        )
+    return described

@@ -1,0 +1,391 @@
+"""Stored caches: one checksummed safetensors file each, named by what shaped it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from store.catalog import Catalog
+from store.codec import get_codec
+from store.errors import CacheMiss, StoreVersionError, ValueTooLarge
+from store.files import TEMPORARY, abandoned, private_folder, write_atomically
+
+FORMAT_VERSION = 1
+Identity = dict[str, Any]
+
+
+def cache_key(identity: Identity) -> str:
+    """SHA-256 of an identity's canonical JSON: the same in every process."""
+    text = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class CacheHit:
+    """A verified cache: its key, private tensors, length in tokens, size on disk, its note."""
+
+    key: str
+    tensors: dict[str, Tensor]
+    tokens: int
+    bytes: int
+    note: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StoreStats:
+    """What a store holds; sizes in bytes."""
+
+    caches: int
+    tokens: int
+    bytes: int
+    temporary_bytes: int
+    quarantined: int
+    evictions: int
+    max_bytes: int | None
+    codec: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A file or entry that is not as it should be."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class GcReport:
+    """What a collection removed."""
+
+    caches: int
+    temporary: int
+    bytes: int
+
+
+class CacheStore:
+    """Content-addressed store of passages' KV caches.
+
+    Parameters
+    ----------
+    folder
+        Where it lives; created with mode 0700.
+    max_bytes
+        Cap on all caches together; the least recently used go first. None: no cap.
+    codec
+        How tensors are written; see `store.codec`.
+
+    Raises
+    ------
+    StoreVersionError
+        If the folder was written in another format. Nothing in it is touched.
+    """
+
+    def __init__(self, folder: Path, *, max_bytes: int | None = None, codec: str = "bf16") -> None:
+        self.folder = Path(folder)
+        self.max_bytes = max_bytes
+        self.codec = get_codec(codec)
+        _check_version(self.folder)
+        self._files = private_folder(self.folder / "kv")
+        self._remove_temporary()
+        self.catalog = Catalog(self.folder / "catalog")
+        self._caches = self.catalog.table("caches")
+        self._counters = self.catalog.table("counters")
+        if self.catalog.rebuilt or not len(self._caches):
+            self._rebuild()
+
+    # -- put and get -----------------------------------------------------------------------
+
+    def put(
+        self,
+        identity: Identity,
+        tensors: dict[str, Tensor],
+        *,
+        tokens: int,
+        note: dict[str, Any] | None = None,
+    ) -> str:
+        """Store the tensors of one cache; returns its key.
+
+        Parameters
+        ----------
+        identity
+            Everything that shaped the cache, as JSON.
+        tensors
+            Tensors with tokens in the second dimension from the end.
+        tokens
+            How many tokens they hold.
+        note
+            JSON to keep beside them, enough to rebuild a lost catalog.
+
+        Raises
+        ------
+        ValueTooLarge, StoreFull, NotFinite
+            In each case nothing that was stored before is touched.
+        """
+        identity = self._complete(identity)
+        key = cache_key(identity)
+        encoded = self.codec.encode(tensors)
+        size = sum(tensor.nbytes for tensor in encoded.values())
+        if self.max_bytes is not None and size > self.max_bytes:
+            raise ValueTooLarge(
+                f"a cache of {size:,} bytes can never fit a store capped at {self.max_bytes:,}; "
+                "raise the cap, use shorter passages or the int8 codec"
+            )
+        header = {
+            "identity": identity,
+            "tokens": tokens,
+            "sha256": _digest(encoded),
+            "note": note or {},
+        }
+        metadata = {"format": str(FORMAT_VERSION), "cag": json.dumps(header)}
+        path = self._path(key)
+        write_atomically(path, lambda temporary: save_file(encoded, temporary, metadata))
+        self._caches.set(key, {"bytes": path.stat().st_size, "tokens": tokens, "used": time.time()})
+        self._evict(keep=key)
+        return key
+
+    def get(self, identity: Identity, *, dtype: torch.dtype | None = None) -> CacheHit:
+        """The cache with exactly this identity, verified.
+
+        Raises
+        ------
+        CacheMiss
+            With the reason. A damaged file is moved to ``quarantine/``, so that the caller
+            can recompute it.
+        """
+        identity = self._complete(identity)
+        key = cache_key(identity)
+        path = self._path(key)
+        if not path.exists():
+            raise CacheMiss("not stored")
+        header, encoded = self._read(path)
+        if header["identity"] != identity:
+            raise self._quarantined(path, _difference(identity, header["identity"]))
+        if header["sha256"] != _digest(encoded):
+            raise self._quarantined(path, "checksum does not match")
+        tensors = self.codec.decode(encoded, dtype)
+        if any(tensor.shape[-2] != header["tokens"] for tensor in tensors.values()):
+            raise self._quarantined(path, "token count does not match")
+        entry = {"bytes": path.stat().st_size, "tokens": header["tokens"], "used": time.time()}
+        self._caches.set(key, entry)
+        return CacheHit(key, tensors, header["tokens"], entry["bytes"], header["note"])
+
+    def has(self, identity: Identity) -> bool:
+        """Whether a file for this identity exists; `get` is what verifies it."""
+        return self._path(cache_key(self._complete(identity))).exists()
+
+    def key(self, identity: Identity) -> str:
+        """The key this store gives an identity."""
+        return cache_key(self._complete(identity))
+
+    def delete(self, key: str) -> bool:
+        """Remove a cache; says whether it was there."""
+        self._caches.delete(key)
+        path = self._path(key)
+        existed = path.exists()
+        path.unlink(missing_ok=True)
+        return existed
+
+    # -- housekeeping ----------------------------------------------------------------------
+
+    def stats(self) -> StoreStats:
+        """Counts and sizes, from the files themselves."""
+        entries = dict(self._caches.items())
+        quarantine = self.folder / "quarantine"
+        return StoreStats(
+            caches=sum(1 for _ in self._cache_files()),
+            tokens=sum(entry["tokens"] for entry in entries.values()),
+            bytes=sum(path.stat().st_size for path in self._cache_files()),
+            temporary_bytes=sum(path.stat().st_size for path in self._temporary_files()),
+            quarantined=sum(1 for _ in quarantine.iterdir()) if quarantine.exists() else 0,
+            evictions=self._counters.get("evictions") or 0,
+            max_bytes=self.max_bytes,
+            codec=self.codec.name,
+        )
+
+    def verify(self) -> list[Problem]:
+        """Check every file and entry; reads all data, changes nothing."""
+        problems = []
+        keys = set()
+        for path in sorted(self._files.rglob("*")):
+            if path.is_dir() or path.name.startswith(TEMPORARY):
+                continue
+            reason = self._fault(path)
+            keys.add(path.stem)
+            if reason:
+                problems.append(Problem(str(path.relative_to(self.folder)), reason))
+        for key in self._caches.keys():  # noqa: SIM118
+            if key not in keys:
+                problems.append(Problem(f"catalog entry {key[:12]}", "its file is missing"))
+        if foreign := self.catalog.foreign_rows():
+            problems.append(Problem("catalog", f"{foreign} rows are not text and are ignored"))
+        return problems
+
+    def gc(self, keep: set[str] | None = None) -> GcReport:
+        """Remove temporary files, and caches that are not in `keep` (if it is given)."""
+        freed = temporary = caches = 0
+        for path in list(self._temporary_files()):
+            freed, temporary = freed + path.stat().st_size, temporary + 1
+            path.unlink(missing_ok=True)
+        for path in list(self._cache_files()):
+            if keep is not None and path.stem not in keep:
+                freed, caches = freed + path.stat().st_size, caches + 1
+                self.delete(path.stem)
+        for key in self._caches.keys():  # noqa: SIM118
+            if not self._path(key).exists():
+                self._caches.delete(key)
+        return GcReport(caches, temporary, freed)
+
+    def iter_notes(self) -> Iterator[tuple[str, Identity, dict[str, Any]]]:
+        """Key, identity and note of every readable cache, without its tensors."""
+        for path in self._cache_files():
+            try:
+                header = _header(path)
+            except CacheMiss:
+                continue
+            yield path.stem, header["identity"], header["note"]
+
+    def close(self) -> None:
+        """Close the catalog."""
+        self.catalog.close()
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _complete(self, identity: Identity) -> Identity:
+        return {**identity, "codec": self.codec.name, "format": FORMAT_VERSION}
+
+    def _path(self, key: str) -> Path:
+        return self._files / key[:2] / f"{key}.safetensors"
+
+    def _cache_files(self) -> Iterator[Path]:
+        for path in self._files.glob("??/*.safetensors"):
+            if not path.name.startswith(TEMPORARY):
+                yield path
+
+    def _temporary_files(self) -> Iterator[Path]:
+        return self._files.rglob(f"{TEMPORARY}*")
+
+    def _remove_temporary(self) -> None:
+        for path in list(self._temporary_files()):
+            if abandoned(path):
+                path.unlink(missing_ok=True)
+
+    def _read(self, path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        try:
+            header = _header(path)
+            with safe_open(path, "pt") as file:
+                return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except CacheMiss as miss:
+            raise self._quarantined(path, miss.reason) from None
+        except (SafetensorError, OSError, RuntimeError) as error:
+            if not path.exists():
+                raise CacheMiss("evicted while it was being read") from None
+            raise self._quarantined(path, f"unreadable: {error}") from None
+
+    def _fault(self, path: Path) -> str | None:
+        if path.suffix != ".safetensors":
+            return "not a cache; it was not opened"
+        try:
+            header = _header(path)
+            with safe_open(path, "pt") as file:
+                encoded = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (CacheMiss, SafetensorError, OSError, RuntimeError) as error:
+            return f"unreadable: {error}"
+        if cache_key(header["identity"]) != path.stem:
+            return "belongs to another identity"
+        return None if header["sha256"] == _digest(encoded) else "checksum does not match"
+
+    def _quarantined(self, path: Path, reason: str) -> CacheMiss:
+        folder = private_folder(self.folder / "quarantine")
+        try:
+            path.replace(folder / path.name)
+        except FileNotFoundError:  # another reader was faster
+            pass
+        self._caches.delete(path.stem)
+        return CacheMiss(reason)
+
+    def _evict(self, keep: str) -> None:
+        if self.max_bytes is None:
+            return
+        entries = sorted(self._caches.items(), key=lambda item: item[1]["used"])
+        total = sum(entry["bytes"] for _, entry in entries)
+        for key, entry in entries:
+            if total <= self.max_bytes:
+                return
+            if key != keep:
+                self.delete(key)
+                total -= entry["bytes"]
+                self._counters.set("evictions", (self._counters.get("evictions") or 0) + 1)
+
+    def _rebuild(self) -> None:
+        """Fill the catalog's table of caches from the files."""
+        for path in self._cache_files():
+            try:
+                header = _header(path)
+            except CacheMiss:
+                continue
+            stat = path.stat()
+            entry = {"bytes": stat.st_size, "tokens": header["tokens"], "used": stat.st_mtime}
+            self._caches.set(path.stem, entry)
+
+
+def _header(path: Path) -> dict[str, Any]:
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+        if metadata.get("format") != str(FORMAT_VERSION):
+            raise CacheMiss(f"format {metadata.get('format')}, this version reads {FORMAT_VERSION}")
+        header = json.loads(metadata["cag"])
+        missing = {"identity", "tokens", "sha256", "note"} - set(header)
+        if missing:
+            raise CacheMiss(f"metadata lacks {', '.join(sorted(missing))}")
+        return header
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise CacheMiss(f"unreadable: {error}") from None
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _difference(wanted: Identity, found: Identity) -> str:
+    for name in sorted({*wanted, *found}):
+        if wanted.get(name) != found.get(name):
+            return f"{name} is {found.get(name)!r} in the file, {wanted.get(name)!r} was asked for"
+    return "identity does not match"
+
+
+def _check_version(folder: Path) -> None:
+    marker = folder / "store.json"
+    if marker.exists():
+        try:
+            found = json.loads(marker.read_text())["format"]
+        except (ValueError, KeyError, TypeError):
+            found = "unreadable"
+        if found != FORMAT_VERSION:
+            raise StoreVersionError(
+                f"the store in '{folder}' has format {found}, this version reads {FORMAT_VERSION}; "
+                "use the cag version that wrote it, or another CAG_HOME and ingest again"
+            )
+        return
+    private_folder(folder)
+    content = json.dumps({"format": FORMAT_VERSION})
+    write_atomically(marker, lambda temporary: _write_text(temporary, content))
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

@@ -1,0 +1,116 @@
+"""Vectors of passages, in a FAISS index with the passages' ids beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import faiss
+import numpy as np
+
+from store.errors import CorruptIndex, EmbedderMismatch
+from store.files import private_folder, write_atomically
+
+
+class VectorIndex:
+    """Exact inner-product search over unit vectors.
+
+    Parameters
+    ----------
+    folder
+        Holds ``vectors.faiss`` and ``vectors.json``.
+    embedder, dimension
+        What the vectors come from; kept with the index and checked.
+
+    Raises
+    ------
+    EmbedderMismatch
+        If the index on disk was built with another embedder.
+    CorruptIndex
+        If it cannot be read, or its two files do not belong together.
+    """
+
+    def __init__(self, folder: Path, *, embedder: str, dimension: int) -> None:
+        self._folder = private_folder(Path(folder))
+        self._embedder, self._dimension = embedder, dimension
+        self.ids: list[str] = []
+        self._index = faiss.IndexFlatIP(dimension)
+        if self._description.exists():
+            self._load()
+
+    @property
+    def _description(self) -> Path:
+        return self._folder / "vectors.json"
+
+    @property
+    def _file(self) -> Path:
+        return self._folder / "vectors.faiss"
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def _load(self) -> None:
+        try:
+            described = json.loads(self._description.read_text())
+            found = (described["embedder"], described["dimension"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CorruptIndex(f"'{self._description}' is unreadable: {error}") from error
+        if found != (self._embedder, self._dimension):
+            raise EmbedderMismatch(
+                f"the index holds vectors of '{found[0]}' ({found[1]} numbers), not of "
+                f"'{self._embedder}' ({self._dimension}); set that embedder or run "
+                "`cag ingest --reindex`"
+            )
+        try:
+            if described["sha256"] != _sha256(self._file):
+                raise CorruptIndex(f"'{self._file}' does not match its description")
+            self._index = faiss.read_index(str(self._file))
+        except (OSError, RuntimeError) as error:
+            raise CorruptIndex(f"'{self._file}' is unreadable: {error}") from error
+        self.ids = list(described["ids"])
+        if self._index.ntotal != len(self.ids):
+            raise CorruptIndex(f"'{self._file}' holds another number of vectors than ids")
+
+    def add(self, ids: Sequence[str], vectors: np.ndarray) -> None:
+        """Add vectors with shape (N, dimension); an id that is there already is replaced."""
+        self.remove(ids)
+        self._index.add(np.ascontiguousarray(vectors, dtype=np.float32))
+        self.ids += ids
+
+    def remove(self, ids: Sequence[str]) -> None:
+        """Remove vectors; unknown ids are ignored."""
+        gone = set(ids)
+        rows = [row for row, held in enumerate(self.ids) if held in gone]
+        if rows:
+            self._index.remove_ids(np.array(rows, dtype=np.int64))
+            self.ids = [held for held in self.ids if held not in gone]
+
+    def search(self, vector: np.ndarray, k: int) -> list[tuple[str, float]]:
+        """The `k` nearest passages as (id, score), best first; fewer if there are fewer."""
+        k = min(k, len(self.ids))
+        if k < 1:
+            return []
+        scores, rows = self._index.search(np.asarray(vector, dtype=np.float32)[None], k)
+        return [(self.ids[r], float(s)) for r, s in zip(rows[0], scores[0], strict=True) if r >= 0]
+
+    def save(self) -> None:
+        """Write both files atomically, the description last."""
+        write_atomically(self._file, lambda path: faiss.write_index(self._index, str(path)))
+        described = {
+            "embedder": self._embedder,
+            "dimension": self._dimension,
+            "sha256": _sha256(self._file),
+            "ids": self.ids,
+        }
+        text = json.dumps(described)
+        write_atomically(self._description, lambda path: _write(path, text))
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
