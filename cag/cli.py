@@ -234,7 +234,7 @@ def store_stats(as_json: JsonOption = False) -> None:
         **asdict(engine.store.stats()),
         "documents": len(engine.library.documents()),
         "passages": len(engine.library),
-        "folder": str(engine.settings.store_folder),
+        "folder": str(engine.folder),
     }
     _print_json(stats) if as_json else show.pairs(stats)
 
@@ -270,7 +270,7 @@ def store_gc(as_json: JsonOption = False) -> None:
     from store import WriteLock
 
     engine = _engine()
-    with WriteLock(engine.settings.store_folder):
+    with WriteLock(engine.folder):
         report = engine.store.gc(engine.library.live_keys())
     _print_json(asdict(report)) if as_json else show.pairs(asdict(report))
 

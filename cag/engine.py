@@ -48,6 +48,8 @@ class CAG:
         Share loaded models between engines.
     template
         The prompt around passages and question.
+    store_folder
+        Another place for the store than the settings' home.
 
     Examples
     --------
@@ -62,12 +64,14 @@ class CAG:
         *,
         models: Models | None = None,
         template: Template = DEFAULT_TEMPLATE,
+        store_folder: Path | None = None,
     ) -> None:
         self.settings = settings or Settings.from_environment()
+        self.folder = store_folder or self.settings.store_folder
         self.models = models or Models(self.settings)
         self.template = template
         self.store = CacheStore(
-            self.settings.store_folder,
+            self.folder,
             max_bytes=self.settings.max_store_bytes,
             codec=self.settings.codec,
         )
@@ -79,7 +83,7 @@ class CAG:
         """Finds passages; loads the embedder on first use."""
         if self._retriever is None:
             self._retriever = Retriever(
-                self.settings.store_folder / "vectors", self.library, self.models.embedder()
+                self.folder / "vectors", self.library, self.models.embedder()
             )
         return self._retriever
 
@@ -108,7 +112,7 @@ class CAG:
         store.StoreLocked
             If another process is ingesting.
         """
-        with WriteLock(self.settings.store_folder):
+        with WriteLock(self.folder):
             ingestor = Ingestor(
                 self.library,
                 self.retriever,
@@ -129,7 +133,7 @@ class CAG:
         path = str(Path(document).absolute())
         if self.library.document(path) is None:
             raise CagError(f"'{document}' is not in the store; `cag store list` shows what is")
-        with WriteLock(self.settings.store_folder):
+        with WriteLock(self.folder):
             ids = self.library.remove(path)
             self.retriever.remove(ids)
             self.retriever.save()
@@ -203,6 +207,8 @@ class CAG:
         if generation is None:
             stop = self.template.stop
             generation = Generation(max_tokens=self.settings.max_tokens, stop=stop)
+        if sources is None and len(self.library):
+            _ = self.retriever  # loading the embedder is not part of finding passages
         started = time.perf_counter()
         timings = Timings()
         with timed(timings, "retrieve"):

@@ -167,7 +167,10 @@ class Trainer:
         self._collect(ridge, self.held_out, self.folder / "held_out", self.recipe.seed + 1)
         self._fit_output(ridge)
         _save(ridge.state_dict(), path)
-        self.log({"stage": "ridge", **self.recovered(ridge)})
+        measured = self.recovered(ridge)
+        ridge.report.recovered = measured["recovered"]
+        ridge.save(self.folder / "ridge")
+        self.log({"stage": "ridge", **measured})
         return ridge
 
     def _config(self) -> TranslatorConfig:

@@ -1,0 +1,1 @@
+"""Benchmarks: ``python -m eval.bench quality|speed|ingest|exact|docs``."""
