@@ -20,10 +20,13 @@ class Embedder:
     def __init__(self, name: str, folder: Path, device: str = "cpu") -> None:
         from sentence_transformers import SentenceTransformer  # slow to import
 
+        from cag.lm.quiet import quiet_transformers
+
         self.name = name
-        self._model: Any = SentenceTransformer(
-            str(folder), device="cpu" if device == "auto" else device, local_files_only=True
-        )
+        with quiet_transformers():
+            self._model: Any = SentenceTransformer(
+                str(folder), device="cpu" if device == "auto" else device, local_files_only=True
+            )
         self.dimension = int(self._model.get_embedding_dimension())
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:

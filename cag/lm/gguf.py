@@ -23,7 +23,8 @@ from tokenizers import (
     processors,
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
-from transformers.utils import logging as hf_logging
+
+from cag.lm.quiet import quiet_transformers
 
 _CONTROL = 3  # token types as llama.cpp numbers them
 _NORMAL = 1
@@ -42,13 +43,9 @@ def convert_gguf(gguf_path: Path, folder: Path) -> None:
     staging = folder.with_name(folder.name + ".converting")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
-    verbosity = hf_logging.get_verbosity()
-    hf_logging.set_verbosity_error()
-    try:
+    with quiet_transformers():
         _convert_tokenizer(gguf_path).save_pretrained(staging)
         _convert_weights(gguf_path, staging)
-    finally:
-        hf_logging.set_verbosity(verbosity)
     shutil.rmtree(folder, ignore_errors=True)
     staging.rename(folder)
 
@@ -58,8 +55,10 @@ def _convert_weights(gguf_path: Path, folder: Path) -> None:
         gguf_path.parent, gguf_file=gguf_path.name, dtype=torch.float32
     )
     # A GGUF-loaded model refuses save_pretrained; a fresh one with the same state does not.
-    fresh = AutoModelForCausalLM.from_config(loaded.config, dtype=torch.bfloat16)
-    fresh.load_state_dict(loaded.state_dict())
+    with torch.device("meta"):
+        fresh = AutoModelForCausalLM.from_config(loaded.config, dtype=torch.bfloat16)
+    fresh.load_state_dict(loaded.to(torch.bfloat16).state_dict(), assign=True)
+    fresh.tie_weights()
     fresh.generation_config = loaded.generation_config
     fresh.save_pretrained(folder)
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging as hf_logging
 
 from cag.errors import MissingWeights, UnsupportedModel
+from cag.lm.quiet import quiet_transformers
 from cag.lm.spec import KVSpec, model_fingerprint, tokenizer_fingerprint
 
 
@@ -92,20 +92,16 @@ def load_lm(
     folder = Path(folder)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     torch_dtype = fastest_dtype(device) if dtype == "auto" else getattr(torch, dtype)
-    verbosity = hf_logging.get_verbosity()
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
     try:
-        KVSpec.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch_dtype, local_files_only=True, use_safetensors=True
-        )
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        with quiet_transformers():
+            KVSpec.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch_dtype, local_files_only=True, use_safetensors=True
+            )
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise MissingWeights(f"cannot load a model from '{folder}': {reason}") from error
-    finally:
-        hf_logging.set_verbosity(verbosity)
     if not tokenizer.is_fast:
         raise UnsupportedModel(
             f"the tokenizer of '{folder}' reports no character offsets; "
