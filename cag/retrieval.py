@@ -27,7 +27,7 @@ class Embedder:
             self._model: Any = SentenceTransformer(
                 str(folder), device="cpu" if device == "auto" else device, local_files_only=True
             )
-        self.dimension = int(self._model.get_embedding_dimension())
+        self.dimension = int(self._model.get_embedding_dimension() or 0)
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         """Unit vectors with shape (N, dimension)."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from cag.errors import CagError
+
+_LEAST = {"max_store_gb": 0.0, "min_recovered": -math.inf}
 
 
 class BadSetting(CagError):
@@ -72,20 +76,25 @@ class Settings:
             If a variable does not parse.
         """
         environment = os.environ if environment is None else environment
-        settings = cls()
+        defaults, changes = cls(), dict[str, Any]()
         for name in cls.__dataclass_fields__:
             text = environment.get(f"CAG_{name.upper()}")
             if not text:
                 continue
-            kind = type(getattr(settings, name))
+            kind = type(getattr(defaults, name))
+            value: Any
             try:
                 value = Path(text).expanduser().absolute() if name == "home" else kind(text)
-            except ValueError:
+                if kind in (int, float) and not _LEAST.get(name, 1) <= value < math.inf:
+                    raise ValueError
+            except (ValueError, RuntimeError):
                 raise BadSetting(
-                    f"CAG_{name.upper()}={text!r} is not a valid {kind.__name__}; unset it or fix it"
+                    f"CAG_{name.upper()}={text!r} is not a valid {kind.__name__} "
+                    "for it; unset it or fix it"
                 ) from None
-            settings = replace(settings, **{name: value})
-        return settings
+            changes[name] = value
+
+        return replace(defaults, **changes)
 
     @property
     def store_folder(self) -> Path:

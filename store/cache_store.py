@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from store.catalog import Catalog
@@ -100,8 +101,7 @@ class CacheStore:
         self.catalog = Catalog(self.folder / "catalog")
         self._caches = self.catalog.table("caches")
         self._counters = self.catalog.table("counters")
-        if self.catalog.rebuilt or not len(self._caches):
-            self._rebuild()
+        self._reconcile()
 
     # -- put and get -----------------------------------------------------------------------
 
@@ -130,26 +130,24 @@ class CacheStore:
         ------
         ValueTooLarge, StoreFull, NotFinite
             In each case nothing that was stored before is touched.
+        ValueError
+            If a tensor holds another number of tokens.
         """
+        if any(tensor.shape[-2] != tokens for tensor in tensors.values()):
+            raise ValueError(f"tensors of {tokens} tokens have shape (..., {tokens}, size)")
         identity = self._complete(identity)
         key = cache_key(identity)
         encoded = self.codec.encode(tensors)
-        size = sum(tensor.nbytes for tensor in encoded.values())
-        if self.max_bytes is not None and size > self.max_bytes:
+        header = {"identity": identity, "tokens": tokens, "note": note or {}}
+        header["sha256"] = _digest(header, encoded)
+        content = save(encoded, {"format": str(FORMAT_VERSION), "cag": json.dumps(header)})
+        if self.max_bytes is not None and len(content) > self.max_bytes:
             raise ValueTooLarge(
-                f"a cache of {size:,} bytes can never fit a store capped at {self.max_bytes:,}; "
-                "raise the cap, use shorter passages or the int8 codec"
+                f"a cache of {len(content):,} bytes can never fit a store capped at "
+                f"{self.max_bytes:,}; raise CAG_MAX_STORE_GB, or set CAG_CODEC=int8"
             )
-        header = {
-            "identity": identity,
-            "tokens": tokens,
-            "sha256": _digest(encoded),
-            "note": note or {},
-        }
-        metadata = {"format": str(FORMAT_VERSION), "cag": json.dumps(header)}
-        path = self._path(key)
-        write_atomically(path, lambda temporary: save_file(encoded, temporary, metadata))
-        self._caches.set(key, {"bytes": path.stat().st_size, "tokens": tokens, "used": time.time()})
+        write_atomically(self._path(key), content)
+        self._caches.set(key, {"bytes": len(content), "tokens": tokens, "used": time.time()})
         self._evict(keep=key)
         return key
 
@@ -170,7 +168,7 @@ class CacheStore:
         header, encoded = self._read(path)
         if header["identity"] != identity:
             raise self._quarantined(path, _difference(identity, header["identity"]))
-        if header["sha256"] != _digest(encoded):
+        if header["sha256"] != _digest(header, encoded):
             raise self._quarantined(path, "checksum does not match")
         tensors = self.codec.decode(encoded, dtype)
         if any(tensor.shape[-2] != header["tokens"] for tensor in tensors.values()):
@@ -261,6 +259,7 @@ class CacheStore:
     # -- inside ----------------------------------------------------------------------------
 
     def _complete(self, identity: Identity) -> Identity:
+        identity = json.loads(json.dumps(identity))  # as it comes back from a file
         return {**identity, "codec": self.codec.name, "format": FORMAT_VERSION}
 
     def _path(self, key: str) -> Path:
@@ -302,14 +301,12 @@ class CacheStore:
             return f"unreadable: {error}"
         if cache_key(header["identity"]) != path.stem:
             return "belongs to another identity"
-        return None if header["sha256"] == _digest(encoded) else "checksum does not match"
+        return None if header["sha256"] == _digest(header, encoded) else "checksum does not match"
 
     def _quarantined(self, path: Path, reason: str) -> CacheMiss:
         folder = private_folder(self.folder / "quarantine")
-        try:
+        with contextlib.suppress(FileNotFoundError):  # another reader was faster
             path.replace(folder / path.name)
-        except FileNotFoundError:  # another reader was faster
-            pass
         self._caches.delete(path.stem)
         return CacheMiss(reason)
 
@@ -326,9 +323,12 @@ class CacheStore:
                 total -= entry["bytes"]
                 self._counters.set("evictions", (self._counters.get("evictions") or 0) + 1)
 
-    def _rebuild(self) -> None:
-        """Fill the catalog's table of caches from the files."""
+    def _reconcile(self) -> None:
+        """Enter files that the catalog does not know: it was lost, or a writer was killed."""
+        known = set(self._caches.keys())
         for path in self._cache_files():
+            if path.stem in known:
+                continue
             try:
                 header = _header(path)
             except CacheMiss:
@@ -353,8 +353,10 @@ def _header(path: Path) -> dict[str, Any]:
         raise CacheMiss(f"unreadable: {error}") from None
 
 
-def _digest(tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256()
+def _digest(header: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    """Checksum of everything in a file but the checksum itself."""
+    covered = {name: value for name, value in header.items() if name != "sha256"}
+    digest = hashlib.sha256(json.dumps(covered, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
@@ -383,9 +385,4 @@ def _check_version(folder: Path) -> None:
             )
         return
     private_folder(folder)
-    content = json.dumps({"format": FORMAT_VERSION})
-    write_atomically(marker, lambda temporary: _write_text(temporary, content))
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+    write_atomically(marker, json.dumps({"format": FORMAT_VERSION}).encode())

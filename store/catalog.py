@@ -19,6 +19,7 @@ from typing import Any
 import diskcache
 from diskcache.core import MODE_PICKLE, MODE_RAW, MODE_TEXT
 
+from store.errors import StoreLocked
 from store.files import private_folder
 
 _LIMIT = 2**50  # diskcache insists on one; ours are enforced by the cache store
@@ -57,7 +58,12 @@ class Catalog:
         self.rebuilt = False
         try:
             self._cache = self._open()
-        except (sqlite3.DatabaseError, diskcache.Timeout):
+        except (sqlite3.OperationalError, diskcache.Timeout) as error:
+            raise StoreLocked(
+                f"the catalog in '{folder}' cannot be opened ({error or 'busy'}); another "
+                "process may be writing for long: try again"
+            ) from error
+        except sqlite3.DatabaseError:
             self._set_aside()
             self._cache = self._open()
 

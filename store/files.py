@@ -6,7 +6,6 @@ import errno
 import os
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from store.errors import StoreFull
@@ -21,8 +20,8 @@ def private_folder(path: Path) -> Path:
     return path
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file, flush it to disk and put it in place.
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a temporary file, flush it to disk and put it in place.
 
     Raises
     ------
@@ -34,8 +33,9 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     os.close(handle)
     temporary = Path(name)
     try:
-        write(temporary)
-        with temporary.open("rb") as file:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException as error:

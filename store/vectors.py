@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
@@ -36,7 +37,7 @@ class VectorIndex:
         self._folder = private_folder(Path(folder))
         self._embedder, self._dimension = embedder, dimension
         self.ids: list[str] = []
-        self._index = faiss.IndexFlatIP(dimension)
+        self._index: Any = faiss.IndexFlatIP(dimension)
         if self._description.exists():
             self._load()
 
@@ -60,21 +61,32 @@ class VectorIndex:
         if found != (self._embedder, self._dimension):
             raise EmbedderMismatch(
                 f"the index holds vectors of '{found[0]}' ({found[1]} numbers), not of "
-                f"'{self._embedder}' ({self._dimension}); set that embedder or run "
-                "`cag ingest --reindex`"
+                f"'{self._embedder}' ({self._dimension}); set CAG_EMBEDDER to "
+                f"'{found[0]}', or delete '{self._folder}': the next command builds it anew"
             )
         try:
+            self.ids = list(described["ids"])
             if described["sha256"] != _sha256(self._file):
                 raise CorruptIndex(f"'{self._file}' does not match its description")
             self._index = faiss.read_index(str(self._file))
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, KeyError, TypeError) as error:
             raise CorruptIndex(f"'{self._file}' is unreadable: {error}") from error
-        self.ids = list(described["ids"])
         if self._index.ntotal != len(self.ids):
             raise CorruptIndex(f"'{self._file}' holds another number of vectors than ids")
 
     def add(self, ids: Sequence[str], vectors: np.ndarray) -> None:
-        """Add vectors with shape (N, dimension); an id that is there already is replaced."""
+        """Add vectors with shape (N, dimension); an id that is there already is replaced.
+
+        Raises
+        ------
+        ValueError
+            If ids and vectors do not match each other or the index.
+        """
+        if vectors.shape != (len(set(ids)), self._dimension):
+            raise ValueError(
+                f"{len(set(ids))} distinct ids need vectors with shape "
+                f"({len(set(ids))}, {self._dimension}), not {vectors.shape}"
+            )
         self.remove(ids)
         self._index.add(np.ascontiguousarray(vectors, dtype=np.float32))
         self.ids += ids
@@ -97,19 +109,16 @@ class VectorIndex:
 
     def save(self) -> None:
         """Write both files atomically, the description last."""
-        write_atomically(self._file, lambda path: faiss.write_index(self._index, str(path)))
+        # serialised first: faiss itself does not notice every failed write
+        content = faiss.serialize_index(self._index).tobytes()
+        write_atomically(self._file, content)
         described = {
             "embedder": self._embedder,
             "dimension": self._dimension,
             "sha256": _sha256(self._file),
             "ids": self.ids,
         }
-        text = json.dumps(described)
-        write_atomically(self._description, lambda path: _write(path, text))
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+        write_atomically(self._description, json.dumps(described).encode())
 
 
 def _sha256(path: Path) -> str:

@@ -124,7 +124,9 @@ class WordEmbedder:
         return vectors / np.maximum(1e-6, np.linalg.norm(vectors, axis=1, keepdims=True))
 
 
-def tiny_models(settings: Settings, reference: str = "llama", target: str = "gemma3_text") -> Models:
+def tiny_models(
+    settings: Settings, reference: str = "llama", target: str = "gemma3_text"
+) -> Models:
     """Loaded tiny models under the names that the settings give."""
     loaded = Models(settings)
     for name, lm in (
@@ -175,5 +177,3 @@ def no_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         return connect(self, address)
 
     monkeypatch.setattr(socket.socket, "connect", guarded)
-
-

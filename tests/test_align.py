@@ -32,7 +32,9 @@ def test_the_same_tokenizer_aligns_to_itself(text: str) -> None:
     _, spans = A.encode_with_offsets(text)
     ends = [spans[i] for i in align(spans, spans)]
     # several tokens of one character share its span; the last of them has seen it whole
-    assert all(found[0] <= span[1] and found[1] >= span[1] for found, span in zip(ends, spans))
+    assert all(
+        found[0] <= span[1] and found[1] >= span[1] for found, span in zip(ends, spans, strict=True)
+    )
 
 
 def test_known_case() -> None:

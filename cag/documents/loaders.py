@@ -132,24 +132,43 @@ def _html(data: bytes) -> tuple[str, str]:
     title = soup.title.get_text(" ", strip=True) if soup.title else ""
     for tag in soup(["script", "style", "nav", "template", "noscript", "head"]):
         tag.decompose()
-    lines = [_html_line(tag) for tag in soup.find_all(_HTML_BLOCKS) if not tag.find(_HTML_BLOCKS)]
-    text = "\n\n".join(line for line in lines if line)
-    return title, text or soup.get_text("\n", strip=True)
+    return title, "\n\n".join(block for block in _html_blocks(soup) if block)
 
 
-_HTML_BLOCKS = ["h1", "h2", "h3", "h4", "h5", "h6", "p", "li", "tr", "pre", "blockquote", "dt", "dd"]
+_INLINE = frozenset(
+    """a abbr b bdi bdo br cite code data del dfn em font i img ins kbd label mark q s samp small
+    span strong sub sup time tt u var wbr""".split()  # noqa: SIM905
+)
+_HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
 
 
-def _html_line(tag: Any) -> str:
-    if tag.name == "pre":
-        return str(tag.get_text()).strip("\n")
-    if tag.name == "tr":
-        cells = tag.find_all(["td", "th"])
-        return " | ".join(" ".join(cell.get_text(" ").split()) for cell in cells)
-    text = " ".join(tag.get_text(" ").split())
-    if text and tag.name[0] == "h":
-        return "#" * int(tag.name[1]) + " " + text
-    return f"- {text}" if text and tag.name == "li" else text
+def _html_blocks(tag: Any) -> Iterator[str]:
+    """Text of a page, block by block; every word comes exactly once."""
+    line: list[str] = []
+    for child in tag.children:
+        name = getattr(child, "name", None)
+        if name is None or (name in _INLINE and not child.find(lambda t: t.name not in _INLINE)):
+            if name is not None or type(child).__name__ == "NavigableString":
+                line.append("\n" if name == "br" else child.get_text())
+            continue
+        yield _one_line(line)
+        line = []
+        if name == "pre":
+            yield child.get_text().strip("\n")
+        elif name == "tr":
+            yield " | ".join(
+                " ".join(cell.get_text(" ").split()) for cell in child.find_all(["td", "th"])
+            )
+        else:
+            mark = _HEADINGS.get(name, "- " if name == "li" else "")
+            for block in _html_blocks(child):
+                yield mark + block if block else ""
+                mark = mark if not block else ""
+    yield _one_line(line)
+
+
+def _one_line(parts: list[str]) -> str:
+    return " ".join("".join(parts).split())
 
 
 def _pdf(data: bytes) -> tuple[str, str]:
@@ -183,11 +202,9 @@ def _docx(data: bytes) -> tuple[str, str]:
     return document.core_properties.title or "", "\n\n".join(b for b in blocks if b.strip())
 
 
-_CODE = (
-    "py js mjs ts tsx jsx java kt scala go rs c h cc cpp hpp cs rb php swift sh bash sql r jl lua "
-    "pl css scss proto"
-).split()
-_PLAIN = "txt text rst log json jsonl yaml yml toml ini cfg csv tsv tex org".split()
+_CODE = """py js mjs ts tsx jsx java kt scala go rs c h cc cpp hpp cs rb php swift sh bash sql r jl
+lua pl css scss proto""".split()  # noqa: SIM905
+_PLAIN = "txt text rst log json jsonl yaml yml toml ini cfg csv tsv tex org".split()  # noqa: SIM905
 
 LOADERS: dict[str, tuple[str, Loader]] = {
     ".md": ("markdown", _markdown),

@@ -6,6 +6,7 @@ chunk's text in the document afterwards, which finds the wrong place when text r
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -13,8 +14,9 @@ from dataclasses import dataclass
 
 from cag.documents.loaders import Document
 
-_HEADING = re.compile(r"^(#{1,6})[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
-_FENCE = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^(#{1,6})[ \t]+(\S[^\n]*)$", re.MULTILINE)
+_CLOSING = re.compile(r"(?:[ \t]+#+)?[ \t]*$")
+_FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,}).*?(?:^ {0,3}\1[^\n]*$|\Z)", re.MULTILINE | re.DOTALL)
 
 # From the coarsest border to the finest; each matches the end of a piece.
 _BORDERS = tuple(
@@ -92,9 +94,9 @@ def _sections(document: Document) -> Iterator[_Section]:
     if not starts or text[: starts[0]].strip():
         yield _Section(0, starts[0] if starts else len(text), 1, document.title)
     path: list[tuple[int, str]] = []
-    for match, end in zip(headings, [*starts[1:], len(text)], strict=True):
-        level = len(match[1])
-        path = [(above, name) for above, name in path if above < level] + [(level, match[2])]
+    for match, end in zip(headings, [*starts[1:], len(text)], strict=False):
+        level, heading = len(match[1]), _CLOSING.sub("", match[2], count=1)
+        path = [(above, name) for above, name in path if above < level] + [(level, heading)]
         names = [name for _, name in path]
         if names[0] != document.title:
             names.insert(0, document.title)
@@ -129,14 +131,14 @@ def _cut(
         yield from _cut(text, start, middle, border, limit, count)
         yield from _cut(text, middle, end, border, limit, count)
         return
-    for left, right in zip(edges, edges[1:], strict=False):
+    for left, right in itertools.pairwise(edges):
         yield from _cut(text, left, right, border + 1 if len(edges) == 2 else border, limit, count)
 
 
 def _between_characters(text: str, start: int, end: int) -> int | None:
     """A place near the middle that separates no combining mark or joined emoji."""
     middle = (start + end) // 2
-    for distance in range(0, (end - start) // 2):
+    for distance in range((end - start) // 2 + 1):
         for at in (middle - distance, middle + distance):
             if start < at < end and not _joined(text, at):
                 return at

@@ -8,6 +8,7 @@ embedding alone, so they are exact and need no translation.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ def lowest_layer(lm: LM, ids: Sequence[int], start: int) -> KV:
     KV
         Shape (1, H, T, D).
     """
-    layer = decoder_layers(lm)[0]
+    layer: Any = decoder_layers(lm)[0]
     states = embed(lm, ids)[None]
     if lm.spec.family == "gpt2":
         states = states + lm.body.wpe(_positions(lm, ids, start))
@@ -83,7 +84,7 @@ def _positions(lm: LM, ids: Sequence[int], start: int) -> Tensor:
 
 
 def _opt_projections(
-    lm: LM, layer: torch.nn.Module, states: Tensor, positions: Tensor
+    lm: LM, layer: Any, states: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
     decoder = lm.body.decoder
     if decoder.project_in is not None:

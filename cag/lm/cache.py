@@ -82,7 +82,8 @@ class Context:
     def _layers(self) -> list[tuple[Tensor, Tensor]]:
         if not self.length:
             return []
-        return [(layer.keys, layer.values) for layer in self._cache.layers]
+        layers: list[Any] = self._cache.layers
+        return [(layer.keys, layer.values) for layer in layers]
 
     def append(self, kv: KV) -> None:
         """Place canonical KV behind what is there; the keys are rotated to where they land."""
@@ -153,9 +154,9 @@ class Context:
         positions = positions.expand(ids.shape[0], -1)
         if mask is not None:
             positions = (mask.cumsum(-1) - 1).clamp_min(0)[:, -ids.shape[1] :]
-        module = self._lm.model if logits is not None else self._lm.body
+        module: Any = self._lm.model if logits is not None else self._lm.body
         arguments: dict[str, Any] = {
-            _cache_argument(type(module)): self._cache,
+            _cache_argument(module.__class__): self._cache,
             "position_ids": positions,
             "use_cache": True,
             "output_hidden_states": hidden,
@@ -199,7 +200,7 @@ class Context:
 
 
 @functools.cache
-def _cache_argument(model_class: type) -> str:
+def _cache_argument(model_class: Any) -> str:
     """`past_key_values` became `cache` in transformers 5.24."""
     names = inspect.signature(inspect.unwrap(model_class.forward)).parameters
     return "cache" if "cache" in names else "past_key_values"

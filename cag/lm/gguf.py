@@ -51,7 +51,7 @@ def convert_gguf(gguf_path: Path, folder: Path) -> None:
 
 
 def _convert_weights(gguf_path: Path, folder: Path) -> None:
-    loaded = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         gguf_path.parent, gguf_file=gguf_path.name, dtype=torch.float32
     )
     # A GGUF-loaded model refuses save_pretrained; a fresh one with the same state does not.

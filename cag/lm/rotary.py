@@ -8,6 +8,7 @@ model's own module gives every scaling (linear, llama3, yarn) and per-layer base
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ class Rotary:
 
     def __init__(self, lm: LM, positions: Tensor) -> None:
         self._names = lm.spec.rope
-        self._module = getattr(lm.body, "rotary_emb", None)
+        self._module: Any = getattr(lm.body, "rotary_emb", None)
         self._positions = positions.to(lm.device)
 
     @cached_property

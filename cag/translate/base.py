@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -203,10 +202,10 @@ class Translator(nn.Module):
         }
         temporary = folder / "translator.safetensors.tmp"
         save_file(weights, temporary, metadata={"format": str(FORMAT)})
-        os.replace(temporary, folder / "translator.safetensors")
+        temporary.replace(folder / "translator.safetensors")
         temporary = folder / "translator.json.tmp"
         temporary.write_text(json.dumps(description, indent=1) + "\n")
-        os.replace(temporary, folder / "translator.json")
+        temporary.replace(folder / "translator.json")
 
 
 def load_translator(folder: Path, dtype: torch.dtype = torch.float32) -> Translator:

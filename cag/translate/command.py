@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cag.errors import IngestError
-from cag.lm.loading import load_lm
-from cag.lm.pull import resolve
+from cag.models import Models
 from cag.settings import Settings
 from cag.translate.examples import Example, read_examples
 from cag.translate.finding import pair_name
@@ -61,16 +60,10 @@ def train_translator(
     if not examples or not chosen_by:
         raise IngestError("too little training data: at least 20 passages are needed")
     name = pair_name(reference, target)
+    models = Models(settings)
     trainer = Trainer(
-        *(
-            load_lm(
-                resolve(model, settings.home),
-                name=model,
-                dtype=settings.dtype,
-                device=settings.device,
-            )
-            for model in (reference, target)
-        ),
+        models.lm(reference),
+        models.lm(target),
         folder=settings.home / "runs" / name,
         examples=examples,
         held_out=chosen_by,

@@ -6,6 +6,8 @@ base and start at zero, and only the routed experts run.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -70,11 +72,9 @@ class Mixture(Ridge):
     @classmethod
     def upgrade(cls, ridge: Ridge, experts: int, active: int, hidden: int) -> Mixture:
         """A mixture that starts out equal to a fitted ridge."""
-        from dataclasses import replace
-
         config = replace(ridge.config, kind=cls.kind, experts=experts, active=active, hidden=hidden)
         mixture = cls(config)
-        missing, unexpected = mixture.load_state_dict(ridge.state_dict(), strict=False)
+        _, unexpected = mixture.load_state_dict(ridge.state_dict(), strict=False)
         if unexpected:
             raise ValueError(f"not a ridge state: {unexpected}")
         return mixture

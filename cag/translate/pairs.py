@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -67,10 +68,9 @@ class Pair:
 
     @classmethod
     def load(cls, path: Path) -> Pair:
-        tensors = load_file(path)
+        tensors: dict[str, Any] = dict(load_file(path))
         for name in ("native", "suffix"):
-            kv = KV(tensors.pop(f"{name}_keys"), tensors.pop(f"{name}_values"))
-            tensors[name] = kv  # type: ignore[assignment]
+            tensors[name] = KV(tensors.pop(f"{name}_keys"), tensors.pop(f"{name}_values"))
         return cls(**tensors)
 
 

@@ -91,6 +91,12 @@ class Ridge(Translator):
     """Reduced-rank linear translator; also the base that `Mixture` corrects."""
 
     kind = "ridge"
+    source_mean: Tensor
+    feature_mean: Tensor
+    feature_scale: Tensor
+    output_mean: Tensor
+    output_scale: Tensor
+    norm_weight: Tensor
 
     def __init__(self, config: TranslatorConfig) -> None:
         super().__init__(config)

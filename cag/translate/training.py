@@ -418,7 +418,8 @@ class _Progress:
 
 def _optimizer(mixture: Mixture, rate: float) -> torch.optim.Optimizer:
     mixture.project.requires_grad_(False)  # the pairs on disk are its outputs
-    gentle, free = [], []
+    gentle: list[Tensor] = []
+    free: list[Tensor] = []
     for name, parameter in mixture.named_parameters():
         if parameter.requires_grad:
             (gentle if name in ("down", "key_up", "value_up") else free).append(parameter)

@@ -33,7 +33,7 @@ DataOption = Annotated[Path, typer.Option(help="SQuAD 1.1 JSON file.")]
 
 def _settings(reference: str | None, target: str | None, dtype: str | None) -> Settings:
     settings = Settings.from_environment()
-    changes = {"reference": reference, "target": target, "dtype": dtype}
+    changes: dict[str, Any] = {"reference": reference, "target": target, "dtype": dtype}
     return replace(settings, **{n: v for n, v in changes.items() if v is not None})
 
 
@@ -95,7 +95,7 @@ def quality(
     if as_json:
         typer.echo(json.dumps(result, indent=2))
         return
-    typer.echo(f"{'arm':14} {'F1':>6} {'EM':>6} {'NLL':>6} {'retention (95%)':>22} {'recovered':>9}")
+    typer.echo(f"{'arm':14} {'F1':>6} {'EM':>6} {'NLL':>6} {'retention (95%)':>22} recovered")
     for name, arm in result["arms"].items():
         low, high = arm.get("retention_95", (float("nan"),) * 2)
         typer.echo(

@@ -26,7 +26,7 @@ def run_ingest(settings: Settings, passages: int = 16, rounds: int = 3) -> dict[
         prefix = prefix_ids(lm, REFERENCE_PREFIX)
         bare, ingest = [], []
         for turn in range(rounds + 1):
-            items = []
+            items: list[tuple[Passage, list[int], dict[str, Any]]] = []
             for index in range(passages):
                 text = synthetic_text(60, seed=turn * 1000 + index)
                 ids, spans = lm.encode_with_offsets(PASSAGE_FORMAT.format(text=text))

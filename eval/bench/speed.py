@@ -15,9 +15,9 @@ from cag.lm.decode import Generation
 from cag.retrieval import Source
 from cag.settings import Settings
 
-_SUBJECTS = "The harbour,A small library,The old railway,Each laboratory,This river".split(",")
-_VERBS = "was built,is described,was measured,is visited,was repaired".split(",")
-_PLACES = "near the northern coast,by a team of six,in a long report,every other spring".split(",")
+_SUBJECTS = ["The harbour", "A small library", "The old railway", "Each laboratory", "This river"]
+_VERBS = ["was built", "is described", "was measured", "is visited", "was repaired"]
+_PLACES = ["near the northern coast", "by a team of six", "in a long report", "every other spring"]
 
 
 def synthetic_text(sentences: int, seed: int = 0) -> str:
