@@ -157,14 +157,21 @@ def ask(
 
 @app.command()
 def compare(
-    question: str, target: TargetOption = None, k: KOption = None, as_json: JsonOption = False
+    questions: Annotated[list[str], typer.Argument(help="One question or several.")],
+    target: TargetOption = None,
+    k: KOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Answer on both paths over the same passages, side by side."""
-    comparison = _engine(target=target, k=k).compare(question)
+    engine = _engine(target=target, k=k)
+    found = []
+    for question in questions:
+        comparison = engine.compare(question)
+        found.append(comparison.to_json())
+        if not as_json:
+            show.comparison(comparison)
     if as_json:
-        _print_json(comparison.to_json())
-    else:
-        show.comparison(comparison)
+        _print_json(found if len(found) > 1 else found[0])
 
 
 @app.command()

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from cag.ingest import Progress as IngestProgress
     from cag.lm.pull import ModelStatus
 
-_out = Console(highlight=False, soft_wrap=True)
-_err = Console(stderr=True, highlight=False)
+# documents and answers may hold anything, so nothing in them is taken as markup
+_out = Console(highlight=False, soft_wrap=True, markup=False)
+_err = Console(stderr=True, highlight=False, markup=False)
 
 
 @contextmanager
@@ -125,8 +126,9 @@ def answer_details(answer: Answer) -> None:
 
 def comparison(compared: Comparison) -> None:
     """Two answers side by side."""
-    table = Table("", "translated", "direct", box=None)
     one, other = compared.translated, compared.direct
+    _out.print(f"\n{one.question}", style="bold")
+    table = Table("", "translated", "direct", box=None)
     table.add_row("answer", one.answer, other.answer)
     table.add_row("path", one.path, other.path)
     for name in ("retrieve", "load", "align", "translate", "prefill", "first_token", "total"):
@@ -135,9 +137,10 @@ def comparison(compared: Comparison) -> None:
     forward = (f"{answer.tokens.target_forward:g}" for answer in (one, other))
     table.add_row("target tokens", *forward)
     _out.print(table)
+    ratio = other.timings.first_token / max(1e-3, one.timings.first_token)
     _out.print(
-        f"token F1 between them {compared.token_f1:.2f}, first-token KL "
-        f"{compared.first_token_kl:.3f} nats"
+        f"first token {ratio:.1f}x sooner; between the answers: token F1 {compared.token_f1:.2f}, "
+        f"first-token KL {compared.first_token_kl:.3f} nats"
     )
     if one.reason:
         _out.print(f"note: {one.reason}")

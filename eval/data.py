@@ -42,7 +42,7 @@ def read_squad(path: Path) -> list[Question]:
             for qa in paragraph["qas"]
             if qa["answers"]
         ]
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise IngestError(f"'{path}' is not a SQuAD 1.1 JSON file: {error}") from error
 
 

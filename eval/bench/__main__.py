@@ -14,15 +14,15 @@ import typer
 from cag.errors import CagError
 from cag.models import Models
 from cag.settings import Settings
-from cag.translate import load_translator
-from cag.translate.finding import pair_name
+from cag.translate import Translator, load_translator
+from cag.translate.finding import ZOO, pair_name
 from eval.arms import ARMS, Bench
 from eval.bench.docs import run_docs
 from eval.bench.exact import run_exact
 from eval.bench.ingest import run_ingest
 from eval.bench.quality import run_quality, summarise
 from eval.bench.speed import run_speed
-from eval.data import read_squad, sample
+from eval.data import Question, read_squad, sample
 from store import StoreError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -45,6 +45,30 @@ def _print(result: dict[str, Any], as_json: bool) -> None:
         typer.echo(f"{name}: {json.dumps(value) if isinstance(value, dict) else value}")
 
 
+def _questions(data: Path, n: int, seed: int) -> list[Question]:
+    questions = sample(read_squad(data), n, seed)
+    if not questions:
+        raise CagError(f"'{data}' holds no questions with an answer; give another file")
+    return questions
+
+
+def _translators(models: Models, settings: Settings) -> dict[str, Translator]:
+    """The pair's translator, and the ridge that it was trained from."""
+    reference, target = models.lm(settings.reference), models.lm(settings.target)
+    translators: dict[str, Translator] = {}
+    name = pair_name(settings.reference, settings.target)
+    found = models.translator(settings.reference, settings.target)
+    if found is not None:
+        translators["translated"] = found
+        for ridge in (settings.home / "runs" / name / "ridge", ZOO / name / "ridge"):
+            if (ridge / "translator.json").exists():
+                translators["ridge"] = load_translator(ridge, next(found.parameters()).dtype)
+                break
+    for translator in translators.values():
+        translator.check_models(reference.fingerprint, target)
+    return translators
+
+
 @app.command()
 def quality(
     data: DataOption,
@@ -61,20 +85,15 @@ def quality(
     settings = _settings(reference, target, dtype)
     models = Models(settings)
     names = arms.split(",")
-    translators = {}
-    found = models.translator(settings.reference, settings.target)
-    if found is not None:
-        found.check_models(models.lm(settings.reference).fingerprint, models.lm(settings.target))
-        translators["translated"] = found
-    ridge = settings.home / "runs" / pair_name(settings.reference, settings.target) / "ridge"
-    if (ridge / "translator.json").exists() and found is not None:
-        translators["ridge"] = load_translator(ridge, next(found.parameters()).dtype)
+    if unknown := [name for name in names if name not in ARMS]:
+        raise CagError(f"unknown arm '{unknown[0]}'; use some of: {', '.join(ARMS)}")
+    questions = _questions(data, n, seed)
+    translators = _translators(models, settings)
     needs = {"translated": "translated", "wrong_passage": "translated", "ridge": "ridge"}
     for name in [n for n in names if n in needs and needs[n] not in translators]:
         names.remove(name)
         typer.echo(f"arm '{name}' is left out: it needs `cag train` to have run here", err=True)
     bench = Bench(models.lm(settings.reference), models.lm(settings.target), translators)
-    questions = sample(read_squad(data), n, seed)
 
     def tell(done: int, total: int) -> None:
         if done % 25 == 0:
@@ -133,7 +152,7 @@ def exact(
     as_json: JsonOption = False,
 ) -> None:
     """Own path against direct path, same greedy text."""
-    questions = sample(read_squad(data), n, seed)
+    questions = _questions(data, n, seed)
     _print(run_exact(_settings(None, target, None), questions), as_json)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +16,9 @@ from cag.lm.loading import LM
 from eval.arms import ARMS, Bench
 from eval.data import Question
 from eval.metrics import best_f1, exact_match, mean, recovered, retention_interval
+
+#: Stands in for another passage where the data hold only one.
+UNRELATED = "The bell tower was repaired twice. Its clock is wound by hand every Sunday morning."
 
 GENERATION = Generation(max_tokens=16, stop=("\n",))
 
@@ -35,19 +39,22 @@ def run_quality(
     list of dict
         Per question: ``id``, and per arm ``answer``, ``f1``, ``em``, ``nll`` (nats per token).
     """
-    rows = _read_log(log)
-    done = {row["id"] for row in rows}
+    logged = _read_log(log)
     passages = list(dict.fromkeys(question.passage for question in questions))
+    rows = []
     for index, question in enumerate(questions):
-        if question.id in done:
+        row: dict[str, Any] = logged.get(question.id, {"id": question.id})
+        rows.append(row)
+        missing = [arm for arm in arms if arm not in row]
+        if not missing:
             continue
         place = passages.index(question.passage)
-        other = passages[(place + len(passages) // 2) % len(passages)]
-        row: dict[str, Any] = {"id": question.id}
-        for arm in arms:
+        other = passages[(place + max(1, len(passages) // 2)) % len(passages)]
+        if other == question.passage:  # it is the only one
+            other = UNRELATED
+        for arm in missing:
             lm, context = ARMS[arm](bench, question, other)
             row[arm] = _measure(bench, lm, context, question)
-        rows.append(row)
         if log is not None:
             with log.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
@@ -63,7 +70,7 @@ def summarise(rows: Sequence[dict[str, Any]], arms: Sequence[str]) -> dict[str, 
         result: dict[str, Any] = {metric: mean(column[arm][metric]) for metric in column[arm]}
         if "native" in column and "no_context" in column:
             native, none = (mean(column[a]["nll"]) for a in ("native", "no_context"))
-            result["retention"] = result["f1"] / mean(column["native"]["f1"])
+            result["retention"] = result["f1"] / max(1e-9, mean(column["native"]["f1"]))
             interval = retention_interval(column[arm]["f1"], column["native"]["f1"])
             result["retention_95"] = list(interval)
             result["recovered"] = recovered(result["nll"], native, none)
@@ -97,7 +104,12 @@ def answer_nll(lm: LM, context: Context, suffix: Sequence[int], answer: str) -> 
     return float(torch.nn.functional.cross_entropy(logits, target))
 
 
-def _read_log(log: Path | None) -> list[dict[str, Any]]:
-    if log is None or not log.exists():
-        return []
-    return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+def _read_log(log: Path | None) -> dict[str, dict[str, Any]]:
+    """Rows by question; of several the last, and a line cut off by a crash is passed over."""
+    rows = {}
+    if log is not None and log.exists():
+        for line in log.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError):
+                row = json.loads(line)
+                rows[row["id"]] = row
+    return rows

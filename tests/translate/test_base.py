@@ -1,0 +1,207 @@
+"""A translator comes back from disk as it was, or is refused; translating runs no layers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import FAMILIES, TEXT, tiny_lm
+from safetensors.torch import load_file, save_file
+
+from cag.errors import TranslatorError
+from cag.lm.cache import KV, Context
+from cag.lm.counting import count_layer_tokens
+from cag.lm.loading import LM
+from cag.lm.prefill import prefill
+from cag.translate.base import (
+    TRANSLATORS,
+    Translator,
+    TranslatorConfig,
+    align_texts,
+    flatten,
+    load_translator,
+)
+
+REFERENCE, TARGET = tiny_lm("llama", 60), tiny_lm("gemma3_text", 20, seed=1)
+
+
+def random_translator(kind: str = "ridge", target: LM = TARGET) -> Translator:
+    """A small translator of random weights from a tiny llama."""
+    config = TranslatorConfig(
+        kind=kind,
+        reference=REFERENCE.name,
+        target=target.name,
+        reference_fingerprint=REFERENCE.fingerprint,
+        target_fingerprint=target.fingerprint,
+        reference_spec=REFERENCE.spec.to_json(),
+        target_spec=target.spec.to_json(),
+        rank=8,
+        key_rank=10,
+        value_rank=6,
+        experts=4 if kind == "mixture" else 0,
+        hidden=5,
+        key_norm=target.spec.family == "gemma3_text",
+    )
+    torch.manual_seed(0)
+    translator = TRANSLATORS[kind](config)
+    for tensor in translator.state_dict().values():
+        tensor.normal_(0.0, 0.2)
+    return translator.eval().requires_grad_(False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    random_translator().save(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def translated(translator: Translator, target: LM, text: str, prefix: list[int]) -> KV:
+    ids, spans = REFERENCE.encode_with_offsets(text)
+    (source,) = prefill(REFERENCE, [], [ids])
+    ids, alignment = align_texts(spans, target, text)
+    return translator.translate(source, alignment, target, ids, prefix, len(prefix))
+
+
+@pytest.mark.parametrize("kind", ["ridge", "mixture"])
+def test_what_is_saved_comes_back_rounded_to_bf16(kind: str, tmp_path: Path) -> None:
+    saved = random_translator(kind)
+    saved.report.recovered, saved.report.details = 0.5, {"seed": 3}
+    saved.save(tmp_path / "new" / "folder")
+    loaded = load_translator(tmp_path / "new" / "folder")
+    assert type(loaded) is type(saved)
+    assert (loaded.config, loaded.report) == (saved.config, saved.report)
+    assert not loaded.training and not any(p.requires_grad for p in loaded.parameters())
+    expected = {n: t.bfloat16().float() for n, t in saved.state_dict().items()}
+    found = loaded.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_second_save_loses_nothing_and_leaves_no_other_file(folder: Path) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    load_translator(folder, torch.bfloat16).save(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert before.keys() == {"translator.json", "translator.safetensors"}
+
+
+def edit_weights(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        tensors = load_file(folder / "translator.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "translator.safetensors")
+
+    return damage
+
+
+def edit_description(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        path = folder / "translator.json"
+        description = json.loads(path.read_text())
+        change(description)
+        path.write_text(json.dumps(description))
+
+    return damage
+
+
+def cut(name: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: len(content) // 2])
+
+    return damage
+
+
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "missing tensor": edit_weights(lambda t: t.pop("down")),
+    "extra tensor": edit_weights(lambda t: t.update(more=torch.zeros(1))),
+    "wrong shape": edit_weights(lambda t: t.update(down=torch.zeros(2, 2))),
+    "truncated weights": cut("translator.safetensors"),
+    "empty weights": lambda f: (f / "translator.safetensors").write_bytes(b""),
+    "no weights": lambda f: (f / "translator.safetensors").unlink(),
+    "truncated description": cut("translator.json"),
+    "no description": lambda f: (f / "translator.json").unlink(),
+    "not text": lambda f: (f / "translator.json").write_bytes(b"\xff\xfe\x00"),
+    "a list": lambda f: (f / "translator.json").write_text("[]"),
+    "no config": edit_description(lambda d: d.pop("config")),
+    "no report": edit_description(lambda d: d.pop("report")),
+    "unknown setting": edit_description(lambda d: d["config"].update(colour="red")),
+    "unknown kind": edit_description(lambda d: d["config"].update(kind="oracle")),
+    "foreign geometry": edit_description(lambda d: d["config"].update(target_spec={})),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_damaged_translator_is_refused_in_one_line(
+    damage: Callable[[Path], None], folder: Path
+) -> None:
+    damage(folder)
+    with pytest.raises(TranslatorError) as caught:
+        load_translator(folder)
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_another_format_says_which_and_what_to_do(folder: Path) -> None:
+    edit_description(lambda d: d.update(format=99))(folder)
+    with pytest.raises(TranslatorError, match=r"format 99, this version reads 1; .*cag train"):
+        load_translator(folder)
+
+
+def test_foreign_models_are_refused_by_both_fingerprints() -> None:
+    translator = random_translator()
+    translator.check_models(REFERENCE.fingerprint, TARGET)
+    other = tiny_lm("gemma3_text", 20, seed=2)
+    for reference, target, trained, met in (
+        (other.fingerprint, TARGET, REFERENCE, other),
+        (REFERENCE.fingerprint, other, TARGET, other),
+    ):
+        with pytest.raises(TranslatorError) as caught:
+            translator.check_models(reference, target)
+        message = str(caught.value)
+        assert trained.name in message and "\n" not in message
+        assert trained.fingerprint[:8] in message and met.fingerprint[:8] in message
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_translating_runs_no_layer_and_its_lowest_layer_is_exact(family: str) -> None:
+    target = tiny_lm(family, 20, seed=1)
+    prefix = target.encode("Context:")
+    with count_layer_tokens(target) as counted, torch.inference_mode():
+        kv = translated(random_translator(target=target), target, TEXT, prefix)
+    assert counted.tokens == 0
+    ids, spec = target.encode(TEXT), target.spec
+    assert kv.keys.shape == (spec.layers, spec.kv_heads, len(ids), spec.head_size)
+    assert kv.values.shape == kv.keys.shape
+    context = Context(target)
+    with torch.inference_mode():
+        context.run(torch.tensor([prefix + ids]), logits=None)
+    native = context.canonical(len(prefix), context.length)
+    torch.testing.assert_close(kv.keys[0], native.keys[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(kv.values[0], native.values[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["ridge", "mixture"])
+def test_a_token_is_translated_without_looking_ahead(kind: str) -> None:
+    translator = random_translator(kind)
+    whole = translated(translator, TARGET, TEXT, [])
+    begun = translated(translator, TARGET, TEXT[:50], [])
+    shared = len(TARGET.encode(TEXT[:46]))
+    torch.testing.assert_close(begun[:shared].keys, whole[:shared].keys, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(begun[:shared].values, whole[:shared].values, atol=1e-4, rtol=1e-4)
+
+
+def test_a_bf16_translator_gives_kv_in_the_targets_dtype(folder: Path) -> None:
+    kv = translated(load_translator(folder, torch.bfloat16), TARGET, TEXT, [])
+    assert kv.keys.dtype == kv.values.dtype == TARGET.dtype == torch.float32
+
+
+def test_flatten_gives_one_row_per_token() -> None:
+    keys = torch.randn(3, 2, 7, 4)
+    kv = KV(keys, -keys)
+    rows = flatten(kv)
+    assert torch.equal(rows[2:5], flatten(kv[2:5]))
+    assert torch.equal(rows.view(7, 3, 2, 2, 4)[:, :, 0], keys.permute(2, 0, 1, 3))

@@ -1,0 +1,524 @@
+"""Training lowers its losses, leaves files, and goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import FAMILIES, TEXT, tiny_lm
+from safetensors.torch import load_file
+from torch import Tensor
+
+from cag.errors import TranslatorError
+from cag.lm.cache import KV, Context
+from cag.lm.loading import LM
+from cag.lm.prompt import Template
+from cag.translate import training
+from cag.translate.base import load_translator
+from cag.translate.examples import Example
+from cag.translate.losses import AttentionMatching, answer_loss
+from cag.translate.mixture import Mixture
+from cag.translate.pairs import Pair, PairCollector
+from cag.translate.ridge import Ridge
+from cag.translate.training import Recipe, Trainer, _optimizer, _Progress, finished
+
+SHORT = Template(prefix="Read this.\nContext:", suffix="\nQ: {question}\nA:")
+#: Minutes of a clock that jumps by a second whenever it is read: about 60 steps of descent.
+RECIPE = Recipe(
+    rank=16, key_rank=24, value_rank=24, experts=3, active=2, hidden=8, projection_passages=12,
+    minutes=2.5, matching_share=0.8, batch=2, matching_rate=3e-3, answer_rate=1e-4, average=0.9,
+)  # fmt: skip
+
+
+def made_up(count: int, seed: int = 0) -> list[Example]:
+    """Passages of about 40 tokens with two questions each."""
+    chooser = random.Random(seed)
+    words = [word.strip(".,") for word in TEXT.split()]
+    examples = []
+    for _ in range(count):
+        said = chooser.choices(words, k=14)
+        questions = ((f"Where is {said[0]}?", said[3]), (f"And {said[1]}?", said[-1]))
+        examples.append(Example(f"{' '.join(said)}.", questions))
+    return examples
+
+
+EXAMPLES, HELD_OUT = made_up(24), made_up(5, seed=1)
+
+
+@dataclass
+class Run:
+    """How to make the trainer of one folder, again and again."""
+
+    folder: Path
+    reference: LM
+    target: LM
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def trainer(self, **changes: Any) -> Trainer:
+        settings = {
+            "examples": EXAMPLES, "held_out": HELD_OUT, "recipe": RECIPE, "template": SHORT,
+            "log": self.events.append,
+        }  # fmt: skip
+        trainer = Trainer(self.reference, self.target, self.folder, **{**settings, **changes})
+        trainer._half = False  # whether bf16 is faster differs between machines
+        return trainer
+
+    def times(self) -> dict[str, int]:
+        """Modification times of all pairs."""
+        found = self.folder.glob("*/*.safetensors")
+        return {str(p): p.stat().st_mtime_ns for p in found if p.parent.name != "ridge"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ticking_clock() -> Iterator[None]:
+    """Time passes by a second per look at the clock, however busy the machine is."""
+
+    def monotonic() -> float:
+        clock.now += 1.0
+        return clock.now
+
+    clock = SimpleNamespace(now=0.0, monotonic=monotonic)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "time", clock)
+        yield
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Mixture]:
+    """A finished run; tests only read it."""
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    run = Run(folder, tiny_lm("llama", 60), tiny_lm("gemma3_text", 20, seed=1))
+    return run, run.trainer().run()
+
+
+def loss(trainer: Trainer, translator: Ridge, folder: str = "held_out") -> float:
+    """What the matching stage descends, averaged over the pairs of a folder."""
+    pairs = [Pair.load(path) for path in sorted((trainer.folder / folder).glob("*.safetensors"))]
+    with torch.no_grad():
+        found = trainer.translate(translator, pairs)
+        terms = [trainer.matching(kv, pair) for pair, (kv, _) in zip(pairs, found, strict=True)]
+    return float(sum(kl + error for kl, error in terms)) / len(pairs)
+
+
+def same_weights(left: torch.nn.Module, right: torch.nn.Module) -> bool:
+    a, b = left.state_dict(), right.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def upgraded(ridge: Ridge) -> Mixture:
+    return Mixture.upgrade(ridge, RECIPE.experts, RECIPE.active, RECIPE.hidden)
+
+
+# -- a whole run -----------------------------------------------------------------------------
+
+
+def test_the_matching_stage_lowers_the_attention_loss(done: tuple[Run, Mixture]) -> None:
+    run, _ = done
+    trainer = run.trainer()
+    start = upgraded(trainer.fit())
+    matched = upgraded(trainer.fit())
+    matched.load_state_dict(load_file(run.folder / "matching.safetensors"))
+    assert loss(trainer, matched, "pairs") < 0.95 * loss(trainer, start, "pairs")
+    assert loss(trainer, matched) < loss(trainer, start)
+
+
+def test_the_ridge_beats_saying_the_mean(done: tuple[Run, Mixture]) -> None:
+    trainer = done[0].trainer()
+    ridge = trainer.fit()
+    fitted = loss(trainer, ridge)
+    with torch.no_grad():
+        ridge.down.zero_()
+    assert fitted < 0.9 * loss(trainer, ridge)
+
+
+def test_descent_leaves_the_projection_as_the_pairs_were_made(done: tuple[Run, Mixture]) -> None:
+    run, mixture = done
+    ridge = run.trainer().fit()
+    assert torch.equal(mixture.project, ridge.project)
+    assert torch.equal(mixture.norm_weight, ridge.norm_weight)
+    assert not torch.equal(mixture.down, ridge.down)
+
+
+def test_the_average_is_kept_and_fitted_maps_move_gently(
+    done: tuple[Run, Mixture], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = done[0].trainer()
+    start, mixture = trainer.fit(), upgraded(trainer.fit())
+    trainer.folder = tmp_path
+    (tmp_path / "pairs").symlink_to(done[0].folder / "pairs")
+    monkeypatch.setattr(training, "_schedule", lambda share, step: 1.0)
+    trainer._descend(mixture, "matching", 0.05, 1e-2)  # one step, which Adam makes 1e-2 long
+    kept = 10 / 11  # an average forgets its start within the first steps
+    assert float(mixture.expert_out.detach().abs().max()) == pytest.approx(kept * 1e-2, rel=1e-2)
+    moved = float((mixture.key_up - start.key_up).detach().abs().max())
+    assert moved == pytest.approx(kept * 1e-2 / 5, rel=1e-2)
+
+
+def test_a_run_leaves_a_ridge_a_report_and_events(done: tuple[Run, Mixture]) -> None:
+    run, mixture = done
+    ridge = load_translator(run.folder / "ridge")
+    assert (ridge.kind, mixture.kind) == ("ridge", "mixture")
+    ridge.check_models(run.reference.fingerprint, run.target)
+    mixture.check_models(run.reference.fingerprint, run.target)
+    assert ridge.report.recovered is not None
+    held = mixture.report.details["held_out"]
+    assert mixture.report.recovered == held["recovered"]
+    assert held["recovered"] == pytest.approx(
+        (held["none"] - held["translated"]) / (held["none"] - held["native"])
+    )
+    json.dumps([mixture.report.details, *run.events])  # plain data
+    stages = [event["stage"] for event in run.events]
+    order = ["projection", "collect", "collect", "ridge", "ridge", "answers"]
+    assert [stage for stage in stages if stage != "matching"][: len(order)] == order
+    (collected, *_) = (e for e in run.events if e["stage"] == "collect")
+    assert collected == {"stage": "collect", "done": 24, "of": 24}
+
+
+def test_end_to_end_training_has_to_earn_its_place(done: tuple[Run, Mixture]) -> None:
+    run, mixture = done
+    (event,) = (e for e in run.events if "recovered_before" in e)
+    before, after = event["recovered_before"], event["recovered_after"]
+    assert mixture.report.details["held_out"] == max(before, after, key=lambda m: m["recovered"])
+    kept = "answers" if after["recovered"] >= before["recovered"] else "matching"
+    found, wanted = mixture.state_dict(), load_file(run.folder / f"{kept}.safetensors")
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_a_finished_translator_is_saved_with_details(
+    done: tuple[Run, Mixture], tmp_path: Path
+) -> None:
+    finished(done[1], tmp_path, data=["x.json"])
+    loaded = load_translator(tmp_path)
+    assert loaded.report.details["data"] == ["x.json"]
+    assert "held_out" in loaded.report.details
+
+
+# -- resuming --------------------------------------------------------------------------------
+
+
+def test_a_second_trainer_reads_what_the_first_left(
+    done: tuple[Run, Mixture], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, mixture = done
+    before = run.times()
+    assert len(before) == len(EXAMPLES) + len(HELD_OUT)
+    monkeypatch.setattr(PairCollector, "collect", None)  # calling it would fail
+    monkeypatch.setattr(training, "Moments", None)  # so would fitting
+    monkeypatch.setattr(training, "_optimizer", None)  # and descending
+    again = run.trainer(log=lambda event: None).run()
+    assert run.times() == before
+    assert same_weights(again, mixture)
+    assert again.report.recovered == pytest.approx(mixture.report.recovered)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"recipe": replace(RECIPE, rank=8)},
+        {"recipe": replace(RECIPE, seed=1)},
+        {"examples": EXAMPLES[1:]},
+        {"reference": tiny_lm("llama", 60, seed=7)},
+        {"target": tiny_lm("gemma3_text", 20, seed=7)},
+    ],
+    ids=["rank", "seed", "fewer passages", "reference", "target"],
+)
+def test_another_run_in_the_same_folder_is_refused(
+    change: dict[str, Any], done: tuple[Run, Mixture]
+) -> None:
+    run = done[0]
+    models = {name: change.get(name, getattr(run, name)) for name in ("reference", "target")}
+    with pytest.raises(TranslatorError, match="holds another training run"):
+        Run(run.folder, **models).trainer(**{n: v for n, v in change.items() if n not in models})
+    run.trainer()  # and the folder still fits its own run
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"examples": made_up(24, seed=2)},
+        {"held_out": made_up(5, seed=2)},
+        {"template": replace(SHORT, prefix="Context:")},
+    ],
+    ids=["passages", "held out", "template"],
+)
+@pytest.mark.xfail(
+    strict=True, reason="run.json holds the number of passages only, so stale pairs are reused"
+)
+def test_other_data_in_the_same_folder_is_refused(
+    change: dict[str, Any], done: tuple[Run, Mixture]
+) -> None:
+    with pytest.raises(TranslatorError):
+        done[0].trainer(**change)
+
+
+def test_passages_to_choose_by_may_not_be_trained_on(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", tiny_lm("llama"), tiny_lm("gpt2"))
+    with pytest.raises(TranslatorError, match="2 held-out passages are also trained on"):
+        run.trainer(held_out=[*HELD_OUT, *EXAMPLES[:2]])
+    assert not run.folder.exists()
+
+
+class Stopped(Exception):
+    """Somebody pressed Ctrl-C."""
+
+
+def test_a_run_stopped_anywhere_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With learned positions in the target: while collecting, then in both descents."""
+    run = Run(tmp_path / "run", tiny_lm("qwen2", 60), tiny_lm("gpt2", 20, seed=1))
+    recipe = replace(RECIPE, minutes=8.0, matching_share=0.5, batch=1)
+    collect, calls = PairCollector.collect, []
+
+    def failing(self: PairCollector, *args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 9:
+            raise Stopped
+        return collect(self, *args)
+
+    monkeypatch.setattr(PairCollector, "collect", failing)
+    with pytest.raises(Stopped):
+        run.trainer(recipe=recipe).run()
+    early = run.times()
+    assert len(early) == 8
+
+    curve: list[dict[str, Any]] = []
+
+    def stop_at(stage: str) -> training.Log:
+        def log(event: dict[str, Any]) -> None:
+            if "step" in event:
+                curve.append(event)
+                if event["stage"] == stage:
+                    raise Stopped
+
+        return log
+
+    with pytest.raises(Stopped):
+        run.trainer(recipe=recipe, log=stop_at("matching")).run()
+    assert len(calls) == 9 + 16 + len(HELD_OUT)
+    assert run.times().items() >= early.items()
+    assert (run.folder / "matching.checkpoint.safetensors").exists()
+    with pytest.raises(Stopped):
+        run.trainer(recipe=recipe, log=stop_at("answers")).run()
+    assert not (run.folder / "matching.checkpoint.safetensors").exists()
+    run.trainer(recipe=recipe, log=stop_at("")).run()
+    assert not list(run.folder.glob("*.checkpoint.*")) + list(run.folder.glob("**/*.tmp"))
+    assert len(calls) == 9 + 16 + len(HELD_OUT)  # nothing twice
+
+    for stage in ("matching", "answers"):
+        points = [event for event in curve if event["stage"] == stage]
+        steps, minutes = ([p[name] for p in points] for name in ("step", "minutes"))
+        assert len(points) == 1  # of 4 minutes; starting afresh there would be another
+        assert 40 < steps[0] < 80 and 2.0 <= minutes[0] < 3.0
+    assert set(curve[-1]) >= {"attention_kl", "kv_error", "answer_kl", "shift", "recovered"}
+
+
+def test_a_checkpoint_restores_weights_averages_and_optimiser(
+    done: tuple[Run, Mixture], tmp_path: Path
+) -> None:
+    ridge = done[0].trainer().fit()
+
+    def fresh() -> tuple[Mixture, torch.optim.Optimizer, dict[str, Tensor]]:
+        torch.manual_seed(3)
+        mixture = upgraded(ridge)
+        averaged = {n: t.detach().clone() for n, t in mixture.state_dict().items()}
+        return mixture, _optimizer(mixture, 1e-2), averaged
+
+    def descend(
+        mixture: Mixture, optimizer: torch.optim.Optimizer, averaged: dict[str, Tensor]
+    ) -> None:
+        features = torch.randn(20, len(mixture.down), generator=torch.Generator().manual_seed(0))
+        for _ in range(3):
+            optimizer.zero_grad()
+            mixture.predict(features).square().mean().backward()
+            optimizer.step()
+            for name, tensor in mixture.state_dict().items():
+                averaged[name].lerp_(tensor, 0.5)
+
+    first, second = fresh(), fresh()
+    descend(*first)
+    _Progress(tmp_path / "x.safetensors", step=7, seconds=12.5).save(*first)
+    state = _Progress(tmp_path / "x.safetensors")
+    state.restore(*second)
+    assert (state.step, state.seconds) == (7, 12.5)
+    for _ in range(2):  # equal at once, and still so after going on
+        assert same_weights(first[0], second[0])
+        assert all(torch.equal(first[2][name], second[2][name]) for name in first[2])
+        left, right = (each[1].state_dict() for each in (first, second))
+        assert left["param_groups"] == right["param_groups"]
+        assert left["state"].keys() == right["state"].keys() != set()
+        for index, moments in left["state"].items():
+            assert all(torch.equal(moments[n], right["state"][index][n]) for n in moments)
+        descend(*first)
+        descend(*second)
+
+
+def test_no_checkpoint_means_the_beginning(done: tuple[Run, Mixture], tmp_path: Path) -> None:
+    mixture = upgraded(done[0].trainer().fit())
+    before = {name: tensor.clone() for name, tensor in mixture.state_dict().items()}
+    state = _Progress(tmp_path / "none.safetensors")
+    state.restore(mixture, _optimizer(mixture, 1e-3), {})
+    assert (state.step, state.seconds) == (0, 0.0)
+    assert all(torch.equal(before[n], t) for n, t in mixture.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "change", [{"minutes": 0.0}, {"matching_share": 0.0}, {"matching_share": 1.0}], ids=str
+)
+@pytest.mark.xfail(
+    strict=True, raises=ZeroDivisionError, reason="a stage of no minutes divides by 0"
+)
+def test_a_stage_without_minutes_is_left_out(change: dict[str, float], tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", tiny_lm("llama", 60), tiny_lm("qwen2", 20, seed=1))
+    recipe = replace(RECIPE, **{"minutes": 0.1, **change})
+    run.trainer(examples=EXAMPLES[:8], recipe=recipe).run()
+
+
+# -- losses ----------------------------------------------------------------------------------
+
+
+def exact_pairs(target: LM, examples: Sequence[Example]) -> tuple[PairCollector, list[Pair]]:
+    """Pairs whose native KV and states are kept in fp32."""
+    collector = PairCollector(tiny_lm("llama", 60), target, SHORT)
+    pairs = []
+    for example in examples:
+        pair, _ = collector.collect(example, random.Random(0))
+        with torch.no_grad():
+            context = Context(target)
+            context.run(torch.tensor([collector.prefix]), logits=None)
+            start, middle = context.length, context.length + len(pair.ids)
+            read = torch.cat([pair.ids, pair.suffix_ids])[None]
+            pair.states = context.run(read, logits=None).last_hidden_state[0, len(pair.ids) :]
+        pair.native = context.canonical(start, middle)
+        pair.suffix = context.canonical(middle, context.length)
+        pairs.append(pair)
+    return collector, pairs
+
+
+def noisy(kv: KV) -> KV:
+    random_numbers = torch.Generator().manual_seed(5)
+    keys = kv.keys + 0.3 * torch.randn(kv.keys.shape, generator=random_numbers)
+    return KV(keys, kv.values + 0.3 * torch.randn(kv.keys.shape, generator=random_numbers))
+
+
+#: Longer and shorter than each other, with one, two and no questions.
+MIXED = [EXAMPLES[0], Example(TEXT[:130], (("Who?", "ships"),)), Example("Boats are blue.", ())]
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "qwen3"])
+def test_native_kv_costs_nothing_and_noise_does(family: str) -> None:
+    target = tiny_lm(family, 20, seed=1)
+    collector, pairs = exact_pairs(target, MIXED)
+    matching = AttentionMatching(target, collector.prefix_kv)
+    with torch.no_grad():
+        for pair in pairs:
+            kl, error = matching(pair.native, pair)
+            assert abs(kl) < 1e-6 and error < 1e-6
+            kl, error = matching(noisy(pair.native), pair)
+            assert kl > 1e-4 and error > 1e-3
+        native = answer_loss(target, collector.prefix_kv, [p.native for p in pairs], pairs)
+        spoiled = answer_loss(target, collector.prefix_kv, [noisy(p.native) for p in pairs], pairs)
+    kl, entropy, shift = native.T
+    assert kl.abs().max() < 1e-4 and shift.max() < 1e-6 and (entropy > 0).all()
+    assert (spoiled[:, 0] > 1e-4).all() and (spoiled[:, 2] > 1e-4).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answer_loss_of_a_batch_equals_that_of_each(family: str) -> None:
+    target = tiny_lm(family, 20, seed=1)
+    collector, pairs = exact_pairs(target, MIXED)
+    given = [noisy(pair.native) for pair in pairs]
+    with torch.no_grad():
+        together = answer_loss(target, collector.prefix_kv, given, pairs)
+        alone = [
+            answer_loss(target, collector.prefix_kv, [kv], [pair])[0]
+            for kv, pair in zip(given, pairs, strict=True)
+        ]
+    torch.testing.assert_close(together, torch.stack(alone), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answer_entropy_is_that_of_reading_the_whole_prompt(family: str) -> None:
+    target = tiny_lm(family, 20, seed=1)
+    collector, pairs = exact_pairs(target, MIXED)
+    with torch.no_grad():
+        found = answer_loss(target, collector.prefix_kv, [p.native for p in pairs], pairs)[:, 1]
+        for entropy, pair in zip(found, pairs, strict=True):
+            ids = torch.cat([torch.tensor(collector.prefix), pair.ids, pair.suffix_ids])
+            logits = target.model(ids[None]).logits[0, -len(pair.suffix_ids) :]
+            at = pair.answers.nonzero()[:, 0]
+            wanted = torch.nn.functional.cross_entropy(logits[at], pair.suffix_ids[at + 1])
+            torch.testing.assert_close(entropy, wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "qwen3"])
+def test_matching_sees_the_attention_that_the_target_pays(family: str) -> None:
+    """Also beyond Gemma's sliding window of 24."""
+    target = tiny_lm(family, 20, seed=1)
+    collector, (pair, *_) = exact_pairs(target, MIXED[:1])
+    matching = AttentionMatching(target, collector.prefix_kv)
+    found = matching._attend(pair.native, pair)[0].exp()
+    ids = torch.cat([torch.tensor(collector.prefix), pair.ids, pair.suffix_ids])
+    target.model.set_attn_implementation("eager")
+    with torch.no_grad():
+        paid = torch.cat(target.model(ids[None], output_attentions=True).attentions)
+    rows = pair.query_positions + len(collector.prefix)
+    torch.testing.assert_close(found, paid[:, :, rows], atol=3e-2, rtol=0)  # queries are bf16
+
+
+def test_gradients_of_both_losses_reach_the_translated_kv() -> None:
+    target = tiny_lm("gemma3_text", 20, seed=1)
+    collector, pairs = exact_pairs(target, MIXED[:1])
+    kv = noisy(pairs[0].native)
+    kv.keys.requires_grad_()
+    kv.values.requires_grad_()
+    matching = AttentionMatching(target, collector.prefix_kv)
+    for value in (
+        sum(matching(kv, pairs[0])),
+        answer_loss(target, collector.prefix_kv, [kv], pairs).sum(),
+    ):
+        keys, values = torch.autograd.grad(value, [kv.keys, kv.values])
+        assert keys[1:].flatten(1).any(1).all() and values[1:].flatten(1).any(1).all()
+
+
+# -- pairs -----------------------------------------------------------------------------------
+
+
+def test_a_pair_comes_back_as_it_was(tmp_path: Path) -> None:
+    collector = PairCollector(tiny_lm("llama", 60), tiny_lm("gpt2", 20), SHORT)
+    pair, source = collector.collect(EXAMPLES[0], random.Random(0))
+    pair.latents = torch.randn(len(source), 4)
+    pair.save(tmp_path / "x.safetensors")
+    loaded = Pair.load(tmp_path / "x.safetensors")
+    for name, value in vars(pair).items():
+        other = getattr(loaded, name)
+        parts = [(value, other)]
+        if isinstance(value, KV):
+            parts = [(value.keys, other.keys), (value.values, other.values)]
+        assert all(torch.equal(a, b) for a, b in parts)
+    assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+def test_answers_are_where_the_next_token_belongs_to_one() -> None:
+    target = tiny_lm("gemma3_text", 20)
+    collector = PairCollector(tiny_lm("llama", 60), target, SHORT)
+    pair, _ = collector.collect(EXAMPLES[0], random.Random(0))
+    answered = target.tokenizer.decode(pair.suffix_ids[1:][pair.answers[:-1]])
+    wanted = {f" {answer}\n" for _, answer in EXAMPLES[0].questions}
+    assert set(answered.splitlines(keepends=True)) == wanted
+    assert not pair.answers[-1]
+
+
+def test_a_long_passage_is_cut_to_whole_target_tokens() -> None:
+    target = tiny_lm("gemma3_text", 20)
+    collector = PairCollector(tiny_lm("llama", 60), target, SHORT, max_tokens=30)
+    text = collector.trim(TEXT)
+    assert f" {TEXT}".startswith(text)
+    pair, source = collector.collect(Example(TEXT, ()), random.Random(0))
+    assert len(pair.ids) == len(pair.native) == 30
+    assert int(pair.alignment[-1]) == len(source) - 1
