@@ -54,11 +54,10 @@ def main() -> None:
             raise
         typer.echo(f"cag: {error}", err=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        typer.echo("cag: interrupted; what was done is kept", err=True)
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(0)
+    except SystemExit as end:
+        if end.code == 130:  # typer's own answer to Ctrl-C, which says nothing
+            typer.echo("cag: interrupted; what was done is kept", err=True)
+        raise
 
 
 def _settings(**changes: Any) -> Settings:

@@ -113,6 +113,7 @@ class CAG:
             If another process is ingesting.
         """
         with WriteLock(self.folder):
+            self.retriever.refresh()
             ingestor = Ingestor(
                 self.library,
                 self.retriever,
@@ -130,10 +131,11 @@ class CAG:
         CagError
             If no such document was ingested.
         """
-        path = str(Path(document).absolute())
+        path = str(Path(document).resolve())
         if self.library.document(path) is None:
             raise CagError(f"'{document}' is not in the store; `cag store list` shows what is")
         with WriteLock(self.folder):
+            self.retriever.refresh()
             ids = self.library.remove(path)
             self.retriever.remove(ids)
             self.retriever.save()
@@ -238,15 +240,22 @@ class CAG:
         self, lm: LM, prompt: Prompt, answer: Answer, generation: Generation, started: float
     ) -> Iterator[str]:
         timings, result = answer.timings, Decoded()
-        with self.models.running(lm.name), count_layer_tokens(lm) as counted:
+        with count_layer_tokens(lm) as counted:
             context = self._context(lm, prompt, answer)
-            begun = time.perf_counter()
-            for piece in decode(lm, context, prompt.suffix, generation, result):
-                shown = piece if answer.answer else piece.lstrip()
-                answer.answer += shown
-                if shown:
-                    yield shown
-        answer.answer = answer.answer.rstrip()
+        begun = time.perf_counter()
+        pieces = decode(lm, context, prompt.suffix, generation, result)
+        held = ""  # white space that may turn out to be the end
+        while True:
+            with count_layer_tokens(lm, counted):
+                piece = next(pieces, None)
+            if piece is None:
+                break
+            text = held + (piece if answer.answer else piece.lstrip())
+            shown = text.rstrip()
+            held = text[len(shown) :]
+            answer.answer += shown
+            if shown:
+                yield shown
         answer.finish, answer.first_logits = result.finish, result.first_logits
         answer.tokens.generated = len(result.ids)
         answer.tokens.target_forward = counted.tokens
@@ -325,8 +334,7 @@ class CAG:
                 f"the cache of passage {passage.id} cannot be used ({why}) and '{lm.name}' is no "
                 "longer the model that made it; run `cag ingest` again"
             )
-        row = self.library.document(passage.document) or {}
-        store_passages(lm, self.library, [(passage, ids, row)], batch=1)
+        store_passages(lm, self.store, [(passage, ids)], batch=1)
 
 
 def _check_window(lm: LM, prompt: Prompt, max_tokens: int) -> None:

@@ -7,6 +7,10 @@ class CagError(Exception):
     """Base of all errors that the CLI prints as one line (exit code 2)."""
 
 
+class BadSetting(CagError):
+    """A setting that cannot be understood."""
+
+
 class UnknownModel(CagError):
     """A model name that is neither known, nor a folder, nor a hub id."""
 

@@ -23,6 +23,7 @@ from cag.lm.prompt import PASSAGE_FORMAT, REFERENCE_PREFIX, prefix_ids
 from cag.lm.spec import hash_ids
 from cag.retrieval import Retriever
 from cag.settings import Settings
+from store import CacheStore
 
 _GROUP = 16  # passages that are prefilled, stored and recorded together
 
@@ -135,13 +136,14 @@ class Ingestor:
                 self._flush()
         self._flush()
         if prune:
-            self._prune(paths, {str(file.absolute()) for file in files})
+            self._prune(paths, {str(file.resolve()) for file in files})
         self.report.seconds = time.perf_counter() - self._started
         return self.report
 
     def _take(self, file: Path, seen: dict[str, str]) -> None:
-        path, size = str(file.absolute()), 0
+        path, size = str(file.resolve()), 0
         try:
+            path.encode()
             data = file.read_bytes()
             size = len(data)
             digest = hashlib.sha256(data).hexdigest()
@@ -155,6 +157,10 @@ class Ingestor:
                 return
             document = documents.load(file)
             self._pending.append(self._prepare(path, document, size, fresh=known is None))
+        except UnicodeEncodeError:
+            path = path.encode(errors="replace").decode()
+            self.report.skipped.append((path, "its name is not UTF-8; rename it"))
+            self._advance(path, size)
         except (OSError, UnreadableDocument) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             self.report.skipped.append((path, reason or "cannot be read"))
@@ -204,7 +210,6 @@ class Ingestor:
             "kind": document.kind,
             "bytes": size,
             "settings": self._shape(),
-            "count": len(passages),
         }
         return _Pending(path, row, passages, size, fresh)
 
@@ -214,12 +219,8 @@ class Ingestor:
             return
         store_passages(
             self._load_reference(),
-            self._library,
-            [
-                (passage, ids, pending.row)
-                for pending in self._pending
-                for passage, ids in pending.passages
-            ],
+            self._library.store,
+            [item for pending in self._pending for item in pending.passages],
             self._settings.batch,
             self._count,
         )
@@ -243,7 +244,7 @@ class Ingestor:
         self._on_progress(Progress(path, self._done, self._total, self.report.tokens, seconds))
 
     def _prune(self, paths: Sequence[Path], kept: set[str]) -> None:
-        roots = [str(path.absolute()) for path in paths]
+        roots = [str(path.resolve()) for path in paths]
         for path in self._library.documents():
             under = any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)
             if under and path not in kept:
@@ -266,8 +267,8 @@ def reference_identity(lm: LM, ids: Sequence[int]) -> dict[str, Any]:
 
 def store_passages(
     lm: LM,
-    library: Library,
-    items: Sequence[tuple[Passage, list[int], dict[str, Any]]],
+    store: CacheStore,
+    items: Sequence[tuple[Passage, list[int]]],
     batch: int,
     on_stored: Callable[[int], None] = lambda tokens: None,
 ) -> None:
@@ -278,28 +279,25 @@ def store_passages(
     Parameters
     ----------
     items
-        Passage, its reference ids, and its document's row.
+        Passages, each with its reference ids.
     on_stored
         Called with the number of tokens of each passage stored.
     """
-    store, prefix = library.store, prefix_ids(lm, REFERENCE_PREFIX)
-    missing = {store.key(p.identity): (p, ids, row) for p, ids, row in items}
+    prefix = prefix_ids(lm, REFERENCE_PREFIX)
+    missing = {store.key(passage.identity): (passage, ids) for passage, ids in items}
     todo = [item for item in missing.values() if not store.has(item[0].identity)]
     todo.sort(key=lambda item: len(item[1]))
     written: list[Future[str]] = []
     with ThreadPoolExecutor(1) as writer:
         for start in range(0, len(todo), batch):
             group = todo[start : start + batch]
-            caches = prefill(lm, prefix, [ids for _, ids, _ in group])
+            caches = prefill(lm, prefix, [ids for _, ids in group])
             for future in written:
                 future.result()
             written = []
-            for (passage, ids, row), kv in zip(group, caches, strict=True):
-                note = {"passage": passage.row(), "document": row}
+            for (passage, ids), kv in zip(group, caches, strict=True):
                 tensors = {"keys": kv.keys, "values": kv.values}
-                put = writer.submit(
-                    store.put, passage.identity, tensors, tokens=len(ids), note=note
-                )
+                put = writer.submit(store.put, passage.identity, tensors, tokens=len(ids))
                 written.append(put)
                 on_stored(len(ids))
         for future in written:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from cag.align import Span as TokenSpan
 from store import CacheStore
+from store.files import private_folder, write_atomically
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,9 @@ class Passage:
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Passage:
-        return cls(**{**row, "spans": [(a, b) for a, b in row["spans"]]})
+        """The passage of a row; what else the row holds is ignored."""
+        known = {name: row[name] for name in cls.__dataclass_fields__}
+        return cls(**{**known, "spans": [(a, b) for a, b in row["spans"]]})
 
 
 def passage_id(document: str, start: int, text: str) -> str:
@@ -53,13 +58,14 @@ def passage_id(document: str, start: int, text: str) -> str:
 class Library:
     """Documents and passages, in the store's catalog.
 
-    If the catalog was lost, everything is rebuilt from the notes that lie beside the caches.
+    Every document also has a JSON file of its own, from which a lost catalog is rebuilt.
     """
 
     def __init__(self, store: CacheStore) -> None:
         self.store = store
         self._documents = store.catalog.table("documents")
         self._passages = store.catalog.table("passages")
+        self._files = private_folder(store.folder / "documents")
         if not len(self._documents):
             self._rebuild()
 
@@ -86,49 +92,56 @@ class Library:
 
     def put(self, path: str, row: dict[str, Any], passages: list[Passage]) -> list[str]:
         """Record a document with its passages; returns ids of passages it no longer has."""
-        ids = [passage.id for passage in passages]
-        before = (self.document(path) or {}).get("passages", [])
+        rows = {p.id: {**p.row(), "key": self.store.key(p.identity)} for p in passages}
+        content = {"path": path, "row": row, "passages": list(rows.values())}
+        write_atomically(self._file(path), json.dumps(content).encode())
+        before = self._passage_rows(path)
+        gone = [identifier for identifier in before if identifier not in rows]
         with self.store.catalog.transaction():
-            for passage in passages:
-                self._passages.set(passage.id, passage.row())
-            self._documents.set(path, {**row, "passages": ids})
-        gone = [identifier for identifier in before if identifier not in set(ids)]
-        self._forget(gone)
+            for identifier in gone:
+                self._passages.delete(identifier)
+            self._enter(path, row, rows)
+        self._drop_caches(before)
         return gone
 
     def remove(self, path: str) -> list[str]:
         """Forget a document; returns the ids of its passages."""
-        ids = (self.document(path) or {}).get("passages", [])
-        self._documents.delete(path)
-        self._forget(ids)
-        return ids
+        before = self._passage_rows(path)
+        self._file(path).unlink(missing_ok=True)
+        with self.store.catalog.transaction():
+            for identifier in before:
+                self._passages.delete(identifier)
+            self._documents.delete(path)
+        self._drop_caches(before)
+        return list(before)
 
     def live_keys(self) -> set[str]:
         """Keys of all caches that some passage refers to."""
-        return {self.store.key(passage.identity) for passage in self.passages()}
+        return {row["key"] for _, row in self._passages.items()}
 
-    def _forget(self, ids: list[str]) -> None:
-        """Drop passages, and caches that no other passage shares."""
-        rows = [row for i in ids if (row := self._passages.get(i)) is not None]
-        for identifier in ids:
-            self._passages.delete(identifier)
-        if rows:
-            live = self.live_keys()
-            for row in rows:
-                if (key := self.store.key(row["identity"])) not in live:
-                    self.store.delete(key)
+    def _file(self, path: str) -> Path:
+        return self._files / f"{hashlib.sha256(path.encode()).hexdigest()[:32]}.json"
+
+    def _passage_rows(self, path: str) -> dict[str, dict[str, Any]]:
+        ids = (self.document(path) or {}).get("passages", [])
+        return {i: row for i in ids if (row := self._passages.get(i)) is not None}
+
+    def _enter(self, path: str, row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> None:
+        for identifier, passage in rows.items():
+            self._passages.set(identifier, passage)
+        self._documents.set(path, {**row, "passages": list(rows)})
+
+    def _drop_caches(self, rows: dict[str, dict[str, Any]]) -> None:
+        """Delete the caches of these passages that no passage refers to any more."""
+        keys = {row["key"] for row in rows.values()}
+        for key in keys - self.live_keys() if keys else keys:
+            self.store.delete(key)
 
     def _rebuild(self) -> None:
-        documents: dict[str, dict[str, Any]] = {}
-        for _, _, note in self.store.iter_notes():
-            if "passage" not in note:
-                continue
-            passage = Passage.from_row(note["passage"])
-            row = documents.setdefault(passage.document, {**note["document"], "passages": []})
-            row["passages"].append((passage.start, passage.id))
-            self._passages.set(passage.id, passage.row())
-        for path, row in documents.items():
-            row["passages"] = [identifier for _, identifier in sorted(row["passages"])]
-            if len(row["passages"]) != row["count"]:  # a passage shared its cache with another
-                row["sha256"] = ""  # so the next ingest reads the document again
-            self._documents.set(path, row)
+        for file in sorted(self._files.glob("*.json")):
+            try:
+                content = json.loads(file.read_bytes())
+                rows = {row["id"]: row for row in content["passages"]}
+                self._enter(content["path"], content["row"], rows)
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # the next ingest reads that document again

@@ -5,9 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-import torch
-
-from cag.lm.loading import LM, fastest_dtype, load_lm
+from cag.lm.loading import LM, dtype_named, load_lm
 from cag.lm.pull import resolve
 from cag.retrieval import Embedder
 from cag.settings import Settings
@@ -21,9 +19,8 @@ class Models:
         self._settings = settings
         self._lock = threading.RLock()
         self._lms: dict[str, LM] = {}
-        self._run_locks: dict[str, threading.Lock] = {}
         self._embedder: Embedder | None = None
-        self._translators: dict[tuple[str, str], Translator | None] = {}
+        self._translators: dict[tuple[str, str], Translator] = {}
         self.loads = 0
 
     def add(self, lm: LM) -> None:
@@ -42,11 +39,6 @@ class Models:
                 self.loads += 1
             return self._lms[name]
 
-    def running(self, name: str) -> threading.Lock:
-        """Held while a model runs: hooks and threads of one model must not mix."""
-        with self._lock:
-            return self._run_locks.setdefault(name, threading.Lock())
-
     def embedder(self) -> Embedder:
         """The sentence embedder."""
         with self._lock:
@@ -62,9 +54,9 @@ class Models:
             pair = (reference, target)
             if pair not in self._translators:
                 device = self.lm(target).device
-                dtype = fastest_dtype(str(device))
-                if self._settings.dtype != "auto":
-                    dtype = getattr(torch, self._settings.dtype)
+                dtype = dtype_named(self._settings.dtype, str(device))
                 found = find_translator(self._settings.home, reference, target, dtype)
-                self._translators[pair] = found.to(device) if found is not None else None
+                if found is None:  # not remembered: one may be trained meanwhile
+                    return None
+                self._translators[pair] = found.to(device)
             return self._translators[pair]

@@ -73,12 +73,27 @@ class Retriever:
     def __init__(self, folder: Path, library: Library, embedder: Embedder) -> None:
         self._library, self._embedder = library, embedder
         self._lock = threading.Lock()
-        arguments: dict[str, Any] = {"embedder": embedder.name, "dimension": embedder.dimension}
+        self._folder = folder
+        self._index = self._open()
+        self._repair()
+
+    def _open(self) -> VectorIndex:
+        made_by: dict[str, Any] = {
+            "embedder": self._embedder.name,
+            "dimension": self._embedder.dimension,
+        }
         try:
-            self._index = VectorIndex(folder, **arguments)
+            return VectorIndex(self._folder, **made_by)
         except CorruptIndex:
-            (folder / "vectors.json").unlink(missing_ok=True)
-            self._index = VectorIndex(folder, **arguments)
+            (self._folder / "vectors.json").unlink(missing_ok=True)
+            return VectorIndex(self._folder, **made_by)
+
+    def refresh(self) -> None:
+        """Take in what another process has written meanwhile."""
+        with self._lock:
+            if not self._index.outdated:
+                return
+            self._index = self._open()
         self._repair()
 
     def _repair(self) -> None:
@@ -112,6 +127,7 @@ class Retriever:
 
     def search(self, question: str, k: int) -> list[Source]:
         """The `k` best passages, best first."""
+        self.refresh()
         vector = self._embedder([question])[0]
         with self._lock:
             found = self._index.search(vector, k)

@@ -9,13 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cag.errors import CagError
+from cag.errors import BadSetting
 
 _LEAST = {"max_store_gb": 0.0, "min_recovered": -math.inf}
-
-
-class BadSetting(CagError):
-    """An environment variable that cannot be understood."""
 
 
 def default_home() -> Path:

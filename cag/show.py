@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from cag.lm.pull import ModelStatus
 
 # documents and answers may hold anything, so nothing in them is taken as markup
-_out = Console(highlight=False, soft_wrap=True, markup=False)
+_width = None if sys.stdout.isatty() else 4096  # tables are not cut where nobody looks
+_out = Console(highlight=False, soft_wrap=True, markup=False, width=_width)
 _err = Console(stderr=True, highlight=False, markup=False)
 
 

@@ -33,13 +33,12 @@ def cache_key(identity: Identity) -> str:
 
 @dataclass(frozen=True)
 class CacheHit:
-    """A verified cache: its key, private tensors, length in tokens, size on disk, its note."""
+    """A verified cache: its key, private tensors, length in tokens, and size on disk."""
 
     key: str
     tensors: dict[str, Tensor]
     tokens: int
     bytes: int
-    note: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,6 @@ class CacheStore:
         tensors: dict[str, Tensor],
         *,
         tokens: int,
-        note: dict[str, Any] | None = None,
     ) -> str:
         """Store the tensors of one cache; returns its key.
 
@@ -123,8 +121,6 @@ class CacheStore:
             Tensors with tokens in the second dimension from the end.
         tokens
             How many tokens they hold.
-        note
-            JSON to keep beside them, enough to rebuild a lost catalog.
 
         Raises
         ------
@@ -138,7 +134,7 @@ class CacheStore:
         identity = self._complete(identity)
         key = cache_key(identity)
         encoded = self.codec.encode(tensors)
-        header = {"identity": identity, "tokens": tokens, "note": note or {}}
+        header: dict[str, Any] = {"identity": identity, "tokens": tokens}
         header["sha256"] = _digest(header, encoded)
         content = save(encoded, {"format": str(FORMAT_VERSION), "cag": json.dumps(header)})
         if self.max_bytes is not None and len(content) > self.max_bytes:
@@ -175,7 +171,7 @@ class CacheStore:
             raise self._quarantined(path, "token count does not match")
         entry = {"bytes": path.stat().st_size, "tokens": header["tokens"], "used": time.time()}
         self._caches.set(key, entry)
-        return CacheHit(key, tensors, header["tokens"], entry["bytes"], header["note"])
+        return CacheHit(key, tensors, header["tokens"], entry["bytes"])
 
     def has(self, identity: Identity) -> bool:
         """Whether a file for this identity exists; `get` is what verifies it."""
@@ -242,15 +238,6 @@ class CacheStore:
             if not self._path(key).exists():
                 self._caches.delete(key)
         return GcReport(caches, temporary, freed)
-
-    def iter_notes(self) -> Iterator[tuple[str, Identity, dict[str, Any]]]:
-        """Key, identity and note of every readable cache, without its tensors."""
-        for path in self._cache_files():
-            try:
-                header = _header(path)
-            except CacheMiss:
-                continue
-            yield path.stem, header["identity"], header["note"]
 
     def close(self) -> None:
         """Close the catalog."""
@@ -345,7 +332,7 @@ def _header(path: Path) -> dict[str, Any]:
         if metadata.get("format") != str(FORMAT_VERSION):
             raise CacheMiss(f"format {metadata.get('format')}, this version reads {FORMAT_VERSION}")
         header = json.loads(metadata["cag"])
-        missing = {"identity", "tokens", "sha256", "note"} - set(header)
+        missing = {"identity", "tokens", "sha256"} - set(header)
         if missing:
             raise CacheMiss(f"metadata lacks {', '.join(sorted(missing))}")
         return header

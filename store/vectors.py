@@ -38,7 +38,8 @@ class VectorIndex:
         self._embedder, self._dimension = embedder, dimension
         self.ids: list[str] = []
         self._index: Any = faiss.IndexFlatIP(dimension)
-        if self._description.exists():
+        self._seen = self._stamp()
+        if self._seen is not None:
             self._load()
 
     @property
@@ -51,6 +52,18 @@ class VectorIndex:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the files are others than those that were read or written here."""
+        return self._stamp() != self._seen
+
+    def _stamp(self) -> tuple[int, int] | None:
+        try:
+            stat = self._description.stat()
+        except FileNotFoundError:
+            return None
+        return stat.st_mtime_ns, stat.st_ino
 
     def _load(self) -> None:
         try:
@@ -119,6 +132,7 @@ class VectorIndex:
             "ids": self.ids,
         }
         write_atomically(self._description, json.dumps(described).encode())
+        self._seen = self._stamp()
 
 
 def _sha256(path: Path) -> str:

@@ -266,7 +266,6 @@ def failing(error: BaseException) -> Callable[..., CAG]:
     return fail
 
 
-@pytest.mark.xfail(strict=True, reason="typer takes Ctrl-C before main() can, silently")
 def test_an_interruption_says_that_what_was_done_is_kept(
     cag: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,17 +275,6 @@ def test_an_interruption_says_that_what_was_done_is_kept(
     assert "what was done is kept" in done.err
 
 
-@pytest.mark.xfail(strict=True, reason="typer exits 1 on a broken pipe before main() can")
-def test_a_closed_pipe_is_no_error(cag: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "_engine", failing(BrokenPipeError(32, "Broken pipe")))
-    stdout = sys.stdout
-    try:
-        assert cag("store", "list").code == 0
-    finally:
-        sys.stdout = stdout
-
-
-@pytest.mark.xfail(strict=True, raises=KeyError, reason="only the format of it is checked")
 def test_a_malformed_translator_is_one_line(cag: Run, small: CAG) -> None:
     (add_translator(small) / "translator.json").write_text('{"format": 1}')
     assert cag("translators", "list").one_line_error
@@ -317,7 +305,6 @@ def test_a_title_that_looks_like_markup(cag: Run, tmp_path: Path) -> None:
         assert "Bold [/b] mill" in cag(*arguments).out
 
 
-@pytest.mark.xfail(strict=True, reason="a table is cut to 80 columns where there is no terminal")
 def test_long_names_are_shown_whole(cag: Run, tmp_path: Path) -> None:
     file = tmp_path / ("long-" * 30 + "name.txt")
     file.write_text("The mill has two wheels.")

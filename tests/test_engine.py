@@ -435,7 +435,6 @@ def test_passages_of_two_reference_models(asked: CAG, docs: Path) -> None:
     second.store.close()
 
 
-@pytest.mark.xfail(strict=True, reason="Models remembers for good that there was no translator")
 def test_a_translator_trained_meanwhile_is_found(engine: CAG, docs: Path) -> None:
     engine.ingest([docs])
     assert engine.ask(QUESTION).path == "fallback"
@@ -566,14 +565,12 @@ def test_space_before_an_answer_is_not_shown(asked: CAG, monkeypatch: pytest.Mon
     assert stream.answer.answer == "nine bells"
 
 
-@pytest.mark.xfail(strict=True, reason="space at the end is streamed, then cut off the answer")
 def test_space_after_an_answer_is_not_shown(asked: CAG, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(monkeypatch, "nine", " bells", " ")
     stream = asked.stream(QUESTION)
     assert "".join(stream) == stream.answer.answer == "nine bells"
 
 
-@pytest.mark.xfail(strict=True, reason="a stream that was not read to its end keeps its model")
 def test_a_stream_left_early_does_not_block_the_next_question(asked: CAG) -> None:
     stream = asked.stream(QUESTION)
     done = threading.Event()
@@ -639,7 +636,6 @@ def test_a_model_is_loaded_once_by_all_threads(asked: CAG, saved: Path) -> None:
     assert all(lm is loaded[0] for lm in loaded)
 
 
-@pytest.mark.xfail(strict=True, raises=AttributeError, reason="CAG_DTYPE is not checked")
 def test_an_unknown_dtype_is_a_user_error(home: Path, saved: Path) -> None:
     models = Models(Settings(home=home, dtype="float99"))
     with pytest.raises(CagError):
@@ -684,7 +680,6 @@ def test_a_removed_document_is_gone(asked: CAG, docs: Path) -> None:
         asked.remove(str(docs / "tower.txt"))
 
 
-@pytest.mark.xfail(strict=True, reason="vectors are read once, when the engine starts")
 def test_documents_ingested_by_another_process_are_found(asked: CAG, docs: Path) -> None:
     asked.retrieve(QUESTION)
     other = make_engine(asked.settings.home)

@@ -126,11 +126,9 @@ def test_a_changed_document_is_replaced(engine: CAG, docs: Path, tmp_path: Path)
         {"passage_tokens": 24},
         pytest.param(
             {"codec": "int8"},
-            marks=pytest.mark.xfail(strict=True, reason="caches of the old codec stay"),
         ),
         pytest.param(
             {"reference": "other"},
-            marks=pytest.mark.xfail(strict=True, reason="caches of the old reference stay"),
         ),
     ],
     ids=str,
@@ -177,7 +175,6 @@ def test_prune_of_a_folder_that_became_empty(engine: CAG, docs: Path) -> None:
     assert cache_files(engine) == {} and len(engine.library) == 0
 
 
-@pytest.mark.xfail(strict=True, reason="paths are made absolute, but '..' and links stay in them")
 def test_another_spelling_of_a_path_is_the_same_document(engine: CAG, docs: Path) -> None:
     engine.ingest([docs])
     report = engine.ingest([docs / ".." / docs.name])
@@ -229,7 +226,6 @@ def test_a_document_that_becomes_unreadable_keeps_what_was_read(engine: CAG, doc
     assert state(engine) == before
 
 
-@pytest.mark.xfail(strict=True, raises=UnicodeEncodeError, reason="the catalog encodes the path")
 def test_a_file_name_that_is_not_utf8_does_not_stop_the_others(engine: CAG, docs: Path) -> None:
     Path(os.fsdecode(bytes(docs) + b"/caf\xe9.txt")).write_text("Coffee is served at eight.")
     report = engine.ingest([docs])
@@ -483,7 +479,6 @@ def test_a_lost_catalog_of_shared_caches_needs_an_ingest_but_no_reading(
     engine.store.close()
 
 
-@pytest.mark.xfail(strict=True, reason="a shared cache's note names the removed document only")
 def test_a_removed_document_stays_removed_when_the_catalog_is_lost(
     engine: CAG, twins: list[Path]
 ) -> None:
@@ -496,7 +491,6 @@ def test_a_removed_document_stays_removed_when_the_catalog_is_lost(
         engine.store.close()
 
 
-@pytest.mark.xfail(strict=True, reason="caches left by another codec bring documents back")
 def test_a_removed_document_stays_removed_when_the_codec_changed(
     engine: CAG, twins: list[Path]
 ) -> None:
@@ -512,7 +506,6 @@ def test_a_removed_document_stays_removed_when_the_codec_changed(
         later.store.close()
 
 
-@pytest.mark.xfail(strict=True, reason="notes keep the places a passage had when it was first read")
 def test_places_are_right_when_an_edit_is_followed_by_the_loss_of_the_catalog(
     engine: CAG, tmp_path: Path
 ) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from cag.errors import MissingWeights, UnsupportedModel
+from cag.errors import BadSetting, MissingWeights, UnsupportedModel
+from cag.lm.counting import watch
 from cag.lm.quiet import quiet_transformers
 from cag.lm.spec import KVSpec, model_fingerprint, tokenizer_fingerprint
 
@@ -41,6 +42,7 @@ class LM:
 
     def __post_init__(self) -> None:
         self.model.eval().requires_grad_(False)
+        watch(self.body)
         self.spec = KVSpec.from_config(self.model.config)
         self.fingerprint = model_fingerprint(self.model, self.model.config)
         self.tokenizer_fingerprint = tokenizer_fingerprint(self.tokenizer)
@@ -88,10 +90,12 @@ def load_lm(
         If the architecture cannot work with `cag`.
     MissingWeights
         If the folder holds no readable model.
+    BadSetting
+        If the dtype is unknown.
     """
     folder = Path(folder)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    torch_dtype = fastest_dtype(device) if dtype == "auto" else getattr(torch, dtype)
+    torch_dtype = dtype_named(dtype, device)
     try:
         with quiet_transformers():
             KVSpec.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
@@ -108,6 +112,22 @@ def load_lm(
             "a fast tokenizer (tokenizer.json) is needed"
         )
     return LM(name or folder.name, model.to(device), tokenizer)
+
+
+def dtype_named(name: str, device: str) -> torch.dtype:
+    """The dtype of that name; ``"auto"`` is `fastest_dtype`.
+
+    Raises
+    ------
+    BadSetting
+        If it is none of those that models run in.
+    """
+    if name == "auto":
+        return fastest_dtype(device)
+    if name not in ("float32", "bfloat16", "float16"):
+        raise BadSetting(f"unknown dtype '{name}'; use auto, float32, bfloat16 or float16")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 @functools.cache

@@ -217,16 +217,15 @@ def load_translator(folder: Path, dtype: torch.dtype = torch.float32) -> Transla
         If a file is missing, malformed, of another format, or lacks a tensor.
     """
     try:
-        description = read_description(folder)
-        config = TranslatorConfig(**description["config"])
+        config, report = parse_description(read_description(folder), folder)
         with torch.device("meta"):
             translator = TRANSLATORS[config.kind](config)
         with safe_open(folder / "translator.safetensors", "pt") as weights:
             state = {name: weights.get_tensor(name).to(dtype) for name in weights.keys()}  # noqa: SIM118
         translator.load_state_dict(state, strict=True, assign=True)
-        translator.report = Report(**description["report"])
-    except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0]
+        translator.report = report
+    except (OSError, KeyError, ValueError, RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())
         raise TranslatorError(f"cannot read the translator in '{folder}': {reason}") from error
     return translator.eval().requires_grad_(False)
 
@@ -250,6 +249,29 @@ def read_description(folder: Path) -> dict[str, Any]:
             "train it again with `cag train`"
         )
     return description
+
+
+def parse_description(description: dict[str, Any], folder: Path) -> tuple[TranslatorConfig, Report]:
+    """Config and report of a description.
+
+    Raises
+    ------
+    TranslatorError
+        If something is missing or unknown in it.
+    """
+    try:
+        config = TranslatorConfig(**description["config"])
+        report = Report(**description["report"])
+    except (KeyError, TypeError) as error:
+        raise TranslatorError(
+            f"cannot read the translator in '{folder}': its description lacks or misnames {error}"
+        ) from error
+    if config.kind not in TRANSLATORS:
+        raise TranslatorError(
+            f"the translator in '{folder}' is of the unknown kind '{config.kind}'; known are: "
+            + ", ".join(TRANSLATORS)
+        )
+    return config, report
 
 
 def flatten(kv: KV) -> Tensor:

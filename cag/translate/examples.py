@@ -66,8 +66,9 @@ def cloze(text: str, chooser: random.Random, count: int = 3) -> tuple[tuple[str,
 
 def _read(path: Path) -> Iterator[Example]:
     if path.suffix == ".jsonl":
-        for line in path.read_text(encoding="utf-8").splitlines():
-            yield _line(json.loads(line))
+        for line in path.read_text(encoding="utf-8").split("\n"):
+            if line.strip():
+                yield _line(json.loads(line))
     elif path.suffix == ".json":
         yield from _json(json.loads(path.read_text(encoding="utf-8")))
     else:
@@ -83,6 +84,8 @@ def _line(row: dict[str, Any]) -> Example:
 
 
 def _json(data: Any) -> Iterator[Example]:
+    if not isinstance(data, dict):
+        raise ValueError("neither SQuAD nor PubMedQA JSON; rows of your own go into a .jsonl file")
     if "data" in data:
         for article in data["data"]:
             for paragraph in article["paragraphs"]:

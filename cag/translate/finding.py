@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 from cag.translate.base import (
     TRANSLATORS,
     Translator,
-    TranslatorConfig,
     load_translator,
+    parse_description,
     read_description,
 )
 
@@ -47,7 +48,7 @@ def describe_translators(home: Path) -> list[dict[str, Any]]:
     described = []
     for folder in translator_folders(home):
         content = read_description(folder)
-        config = TranslatorConfig(**content["config"])
+        config, report = parse_description(content, folder)
         with torch.device("meta"):
             cost = TRANSLATORS[config.kind](config).multiplications()
         described.append(
@@ -56,13 +57,13 @@ def describe_translators(home: Path) -> list[dict[str, Any]]:
                 "kind": config.kind,
                 "reference": config.reference,
                 "target": config.target,
-                "recovered": content["report"]["recovered"],
-                "retention": content["report"]["retention"],
+                "recovered": report.recovered,
+                "retention": report.retention,
                 "multiplications": cost,
                 "reference_fingerprint": config.reference_fingerprint,
                 "target_fingerprint": config.target_fingerprint,
                 "folder": str(folder),
-                "report": content["report"],
+                "report": asdict(report),
             }
         )
     return described

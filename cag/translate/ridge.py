@@ -148,7 +148,7 @@ class Ridge(Translator):
         weight = self.norm_weight[:, None]  # (L-1, 1, D)
         live = weight.abs() > 1e-2  # some of Gemma's norm weights are exactly zero
         unit = torch.where(live, keys.float() / torch.where(live, weight, 1.0), 0.0)
-        mean_square = unit.square().sum(-1, keepdim=True) / live.sum(-1, keepdim=True)
+        mean_square = unit.square().sum(-1, keepdim=True) / live.sum(-1, keepdim=True).clamp_min(1)
         return (weight * unit * torch.rsqrt(mean_square + 1e-6)).to(keys.dtype)
 
     def multiplications(self) -> int:

@@ -5,6 +5,7 @@ Every stage leaves a file in the run folder, so a run that is stopped goes on wh
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import random
@@ -115,13 +116,16 @@ class Trainer:
         described = {
             "reference": self.reference.fingerprint,
             "target": self.target.fingerprint,
-            "passages": len(self.examples),
+            "examples": _digest(self.examples),
+            "held_out": _digest(self.held_out),
+            "template": self.template.fingerprint,
             "recipe": asdict(self.recipe),
         }
         path = self.folder / "run.json"
         if path.exists() and json.loads(path.read_text()) != described:
             raise TranslatorError(
-                f"'{self.folder}' holds another training run; choose another --out or delete it"
+                f"'{self.folder}' holds a run with other models, data or settings; move it away or "
+                "delete it to start anew"
             )
         path.write_text(json.dumps(described, indent=1))
 
@@ -129,6 +133,7 @@ class Trainer:
 
     def run(self) -> Mixture:
         """All stages in order; returns the finished translator."""
+        torch.manual_seed(self.recipe.seed)
         ridge = self.fit()
         mixture = Mixture.upgrade(
             ridge, self.recipe.experts, self.recipe.active, self.recipe.hidden
@@ -141,7 +146,7 @@ class Trainer:
         self._descend(mixture, "answers", minutes * (1 - share), self.recipe.answer_rate)
         after = self.recovered(mixture)
         self.log({"stage": "answers", "recovered_before": before, "recovered_after": after})
-        if after["recovered"] < before["recovered"]:  # end to end must earn its place
+        if after["translated"] > before["translated"]:  # end to end must earn its place
             mixture.load_state_dict(kept)
             after = before
         mixture.report.recovered = after["recovered"]
@@ -166,10 +171,10 @@ class Trainer:
         self._collect(ridge, self.examples, self.folder / "pairs", self.recipe.seed)
         self._collect(ridge, self.held_out, self.folder / "held_out", self.recipe.seed + 1)
         self._fit_output(ridge)
-        _save(ridge.state_dict(), path)
         measured = self.recovered(ridge)
         ridge.report.recovered = measured["recovered"]
         ridge.save(self.folder / "ridge")
+        _save(ridge.state_dict(), path)
         self.log({"stage": "ridge", **measured})
         return ridge
 
@@ -242,12 +247,14 @@ class Trainer:
         if done.exists():
             mixture.load_state_dict(load_file(done))
             return
-        chooser = random.Random(self.recipe.seed)
-        pairs = shuffled(stored_pairs(self.folder / "pairs"), chooser)
+        if minutes <= 0:
+            return
         optimizer = _optimizer(mixture, rate)
         averaged = {n: t.detach().clone() for n, t in mixture.state_dict().items()}
         state = _Progress(self.folder / f"{stage}.checkpoint.safetensors")
         state.restore(mixture, optimizer, averaged)
+        chooser = random.Random(f"{self.recipe.seed}/{stage}/{state.step}")
+        pairs = shuffled(stored_pairs(self.folder / "pairs"), chooser)
         started, last = time.monotonic() - state.seconds, time.monotonic()
         sums: list[list[float]] = []
         while (share := (time.monotonic() - started) / (60 * minutes)) < 1:
@@ -336,7 +343,7 @@ class Trainer:
             "native": native,
             "translated": found,
             "none": none,
-            "recovered": (none - found) / (none - native),
+            "recovered": (none - found) / max(1e-6, none - native),
         }
 
     def _answer_nll(self, kv: KV | None, pair: Pair) -> float:
@@ -414,6 +421,11 @@ class _Progress:
             index, _, moment = name.partition("/")
             state["state"].setdefault(int(index), {})[moment] = tensor
         optimizer.load_state_dict(state)
+
+
+def _digest(examples: Sequence[Example]) -> str:
+    text = json.dumps([asdict(example) for example in examples], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _optimizer(mixture: Mixture, rate: float) -> torch.optim.Optimizer:

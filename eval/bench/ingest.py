@@ -26,7 +26,7 @@ def run_ingest(settings: Settings, passages: int = 16, rounds: int = 3) -> dict[
         prefix = prefix_ids(lm, REFERENCE_PREFIX)
         bare, ingest = [], []
         for turn in range(rounds + 1):
-            items: list[tuple[Passage, list[int], dict[str, Any]]] = []
+            items: list[tuple[Passage, list[int]]] = []
             for index in range(passages):
                 text = synthetic_text(60, seed=turn * 1000 + index)
                 ids, spans = lm.encode_with_offsets(PASSAGE_FORMAT.format(text=text))
@@ -35,18 +35,18 @@ def run_ingest(settings: Settings, passages: int = 16, rounds: int = 3) -> dict[
                     f"{turn}-{index}", "bench", "", 0, len(text), text, spans,
                     reference_identity(lm, ids),
                 )  # fmt: skip
-                items.append((passage, ids, {}))
-            tokens = sum(len(ids) for _, ids, _ in items)
+                items.append((passage, ids))
+            tokens = sum(len(ids) for _, ids in items)
             start = time.perf_counter()
             with torch.inference_mode():
                 for at in range(0, passages, settings.batch):
                     group = items[at : at + settings.batch]
-                    rows = [[*prefix, *ids] for _, ids, _ in group]
+                    rows = [[*prefix, *ids] for _, ids in group]
                     longest = max(map(len, rows))
                     rows = [row + [0] * (longest - len(row)) for row in rows]
                     lm.body(input_ids=torch.tensor(rows, device=lm.device), use_cache=True)
             middle = time.perf_counter()
-            store_passages(lm, engine.library, items, settings.batch)
+            store_passages(lm, engine.store, items, settings.batch)
             end = time.perf_counter()
             if turn:  # the first turn warms up
                 bare.append(tokens / (middle - start))

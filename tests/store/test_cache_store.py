@@ -33,10 +33,7 @@ def tensors(n: int, tokens: int = TOKENS) -> dict[str, Tensor]:
 
 
 def put(store: CacheStore, *numbers: int) -> list[Path]:
-    keys = [
-        store.put(identity(n), tensors(n), tokens=TOKENS, note={"text": f"passage {n}"})
-        for n in numbers
-    ]
+    keys = [store.put(identity(n), tensors(n), tokens=TOKENS) for n in numbers]
     return [store.folder / "kv" / key[:2] / f"{key}.safetensors" for key in keys]
 
 
@@ -86,7 +83,7 @@ def test_what_was_put_is_what_one_gets(store: CacheStore) -> None:
     (path,) = put(store, 1)
     hit = store.get(identity(1))
     assert holds(store, 1)
-    assert (hit.tokens, hit.note) == (TOKENS, {"text": "passage 1"})
+    assert hit.tokens == TOKENS
     assert (hit.key, hit.bytes) == (path.stem, path.stat().st_size)
     assert store.get(identity(1), dtype=torch.float16).tensors["keys"].dtype == torch.float16
 
@@ -193,9 +190,9 @@ def test_no_flipped_bit_gives_other_tensors(store: CacheStore) -> None:
             assert not path.exists()
 
 
-def test_a_bit_flipped_in_the_note_is_a_miss(store: CacheStore) -> None:
+def test_a_bit_flipped_in_the_description_is_a_miss(store: CacheStore) -> None:
     (path,) = put(store, 1)
-    flip(path, path.read_bytes().index(b"passage 1"))
+    flip(path, path.read_bytes().index(b"tokens"))
     with pytest.raises(CacheMiss):
         store.get(identity(1))
 
@@ -232,7 +229,7 @@ def test_verify_finds_damage_and_changes_nothing(store: CacheStore) -> None:
 @pytest.mark.parametrize("lost", [True, False])
 def test_a_lost_or_broken_catalog_is_rebuilt_from_the_files(store: CacheStore, lost: bool) -> None:
     put(store, 1, 2)
-    notes, stats = sorted(store.iter_notes(), key=str), store.stats()
+    stats = store.stats()
     store.close()
     catalog = store.folder / "catalog"
     if lost:
@@ -241,8 +238,6 @@ def test_a_lost_or_broken_catalog_is_rebuilt_from_the_files(store: CacheStore, l
         (catalog / "cache.db").write_bytes(b"no database" * 1000)
     again = reopened(store)
     assert again.stats() == stats
-    assert sorted(again.iter_notes(), key=str) == notes
-    assert {note["text"] for _, _, note in notes} == {"passage 1", "passage 2"}
     assert again.verify() == []
     assert holds(again, 1)
     assert holds(again, 2)

@@ -146,15 +146,11 @@ def test_missing_files_folders_bytes_and_empty_slices_are_refused(
 
 
 @pytest.mark.parametrize("content", [[{"question": "x", "answer": "y", "passage": "z"}], '"text"'])
-@pytest.mark.xfail(
-    strict=True, raises=AttributeError, reason="JSON lists and strings end in an AttributeError"
-)
 def test_json_that_is_no_object_is_refused(content: Any, tmp_path: Path) -> None:
     with pytest.raises(IngestError):
         read_examples(written(tmp_path / "x.json", content))
 
 
-@pytest.mark.xfail(strict=True, reason="str.splitlines also splits at U+2028 inside a JSON string")
 def test_json_lines_end_only_at_newlines(tmp_path: Path) -> None:
     row = {"question": "where?", "answer": "here", "passage": "One\u2028two."}
     source = written(tmp_path / "x.jsonl", json.dumps(row, ensure_ascii=False) + "\n")

@@ -94,7 +94,6 @@ def test_translators_are_listed_without_their_weights(home: Path, zoo: Path) -> 
     ],
     ids=["unknown kind", "unknown setting", "no report"],
 )
-@pytest.mark.xfail(strict=True, reason="describe_translators lets KeyError and TypeError through")
 def test_a_description_that_cannot_be_read_is_one_line(change: Any, home: Path, zoo: Path) -> None:
     edit_description(change)(put(home / "translators", "a--b", 0.1))
     with pytest.raises(TranslatorError):

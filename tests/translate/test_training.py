@@ -248,9 +248,6 @@ def test_another_run_in_the_same_folder_is_refused(
     ],
     ids=["passages", "held out", "template"],
 )
-@pytest.mark.xfail(
-    strict=True, reason="run.json holds the number of passages only, so stale pairs are reused"
-)
 def test_other_data_in_the_same_folder_is_refused(
     change: dict[str, Any], done: tuple[Run, Mixture]
 ) -> None:
@@ -369,9 +366,6 @@ def test_no_checkpoint_means_the_beginning(done: tuple[Run, Mixture], tmp_path: 
 
 @pytest.mark.parametrize(
     "change", [{"minutes": 0.0}, {"matching_share": 0.0}, {"matching_share": 1.0}], ids=str
-)
-@pytest.mark.xfail(
-    strict=True, raises=ZeroDivisionError, reason="a stage of no minutes divides by 0"
 )
 def test_a_stage_without_minutes_is_left_out(change: dict[str, float], tmp_path: Path) -> None:
     run = Run(tmp_path / "run", tiny_lm("llama", 60), tiny_lm("qwen2", 20, seed=1))
