@@ -8,13 +8,14 @@ from contextlib import contextmanager
 
 import torch
 
+from cag.align import align
 from cag.answer import Timings
 from cag.library import Passage
 from cag.lm.cache import KV, Context
 from cag.lm.loading import LM
-from cag.lm.prompt import PASSAGE_FORMAT, Prompt
+from cag.lm.prompt import Prompt
 from cag.lm.spec import hash_ids
-from cag.translate.base import Translator, align_texts
+from cag.translate.base import Translator
 from store import CacheMiss, CacheStore
 
 
@@ -52,10 +53,11 @@ def translate_passages(
     with timed(timings, "prefill"):
         context.run(torch.tensor([prompt.prefix], device=target.device), logits=None)
     before = list(prompt.prefix)
-    for passage, source in zip(passages, caches, strict=True):
+    for passage, source, ids, spans in zip(
+        passages, caches, prompt.passages, prompt.spans, strict=True
+    ):
         with timed(timings, "align"):
-            text = PASSAGE_FORMAT.format(text=passage.text)
-            ids, alignment = align_texts(passage.spans, target, text)
+            alignment = align(passage.spans, spans)
         with timed(timings, "translate"):
             context.append(
                 translator.translate(source, alignment, target, ids, before, context.length)

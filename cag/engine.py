@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -77,15 +79,17 @@ class CAG:
         )
         self.library = Library(self.store)
         self._retriever: Retriever | None = None
+        self._opening = threading.Lock()
 
     @property
     def retriever(self) -> Retriever:
         """Finds passages; loads the embedder on first use."""
-        if self._retriever is None:
-            self._retriever = Retriever(
-                self.folder / "vectors", self.library, self.models.embedder()
-            )
-        return self._retriever
+        with self._opening:
+            if self._retriever is None:
+                self._retriever = Retriever(
+                    self.folder / "vectors", self.library, self.models.embedder()
+                )
+            return self._retriever
 
     # -- documents -------------------------------------------------------------------------
 
@@ -209,8 +213,12 @@ class CAG:
         if generation is None:
             stop = self.template.stop
             generation = Generation(max_tokens=self.settings.max_tokens, stop=stop)
+        # loading is not part of answering
         if sources is None and len(self.library):
-            _ = self.retriever  # loading the embedder is not part of finding passages
+            _ = self.retriever
+        if mode == "translated":
+            with contextlib.suppress(TranslatorError):
+                self.models.translator(self.settings.reference, lm.name)
         started = time.perf_counter()
         timings = Timings()
         with timed(timings, "retrieve"):

@@ -65,11 +65,20 @@ REFERENCE_PREFIX = "Context:"
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids of one prompt for one model, piece by piece."""
+    """Token ids of one prompt for one model, piece by piece.
+
+    Attributes
+    ----------
+    prefix, passages, suffix
+        Ids of the pieces.
+    spans
+        Per passage the characters that each of its tokens covers.
+    """
 
     prefix: list[int]
     passages: list[list[int]]
     suffix: list[int]
+    spans: list[list[tuple[int, int]]]
 
     @property
     def ids(self) -> list[int]:
@@ -105,8 +114,10 @@ def build_prompt(lm: LM, template: Template, passages: Sequence[str], question: 
     question = question.strip()
     if not question:
         raise EmptyQuestion("the question is empty; write what you want to know")
+    encoded = [lm.encode_with_offsets(PASSAGE_FORMAT.format(text=text)) for text in passages]
     return Prompt(
         prefix=prefix_ids(lm, template.prefix),
-        passages=[lm.encode(PASSAGE_FORMAT.format(text=text)) for text in passages],
+        passages=[ids for ids, _ in encoded],
         suffix=lm.encode(template.suffix.format(question=question)),
+        spans=[spans for _, spans in encoded],
     )

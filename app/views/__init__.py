@@ -1,0 +1,1 @@
+"""One file per view; each has `show`."""
