@@ -20,9 +20,9 @@ weights: install
 
 demo: weights
 	$(BIN)/cag ingest docs
-	$(BIN)/cag compare "Which model reads the documents?" \
-		"In which format are the caches stored?" \
-		"Which library keeps the vectors?"
+	$(BIN)/cag compare "How long is a passage at most?" \
+		"Which codec is the default?" \
+		"Where do damaged files go?"
 	@echo
 	@echo "Next: $(BIN)/cag ask \"...\", or the page: $(BIN)/streamlit run app/main.py"
 

@@ -180,6 +180,7 @@ class Ingestor:
             "fingerprint": reference.fingerprint,
             "dtype": str(reference.dtype),
             "passage_tokens": self._settings.passage_tokens,
+            "join_tokens": self._settings.join_tokens,
             "codec": self._library.store.codec.name,
         }
 
@@ -189,6 +190,7 @@ class Ingestor:
             document,
             count_tokens=lambda text: len(lm.encode(PASSAGE_FORMAT.format(text=text))),
             max_tokens=self._settings.passage_tokens,
+            join_tokens=self._settings.join_tokens,
         )
         passages = []
         for span in spans:

@@ -1,4 +1,4 @@
-"""Retrieval: embedder and vector index -> passages."""
+"""Retrieval: what a question means and the words it uses -> passages."""
 
 from __future__ import annotations
 
@@ -37,6 +37,26 @@ class Embedder:
         return np.asarray(vectors, dtype=np.float32)
 
 
+class Words:
+    """TF-IDF over the words of passages: finds names and terms that embeddings blur."""
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        from sklearn.feature_extraction.text import TfidfVectorizer  # slow to import
+
+        self._ids = [passage.id for passage in passages]
+        self._vectorizer = TfidfVectorizer(sublinear_tf=True, token_pattern=r"(?u)\b\w+\b")
+        self._matrix = self._vectorizer.fit_transform([_indexed(p) for p in passages])
+
+    def scores(self, question: str) -> dict[str, float]:
+        """Cosine similarity of the question to every passage, by id."""
+        found = self._matrix @ self._vectorizer.transform([question]).T
+        return dict(zip(self._ids, found.toarray()[:, 0].tolist(), strict=True))
+
+
+def _indexed(passage: Passage) -> str:
+    return f"{passage.title}\n{passage.text}"
+
+
 @dataclass(frozen=True)
 class Source:
     """A retrieved passage with its similarity to the question."""
@@ -58,7 +78,9 @@ class Source:
 
 
 class Retriever:
-    """Finds passages for a question.
+    """Finds passages for a question, by the mean of two cosine similarities.
+
+    One compares embeddings, the other TF-IDF vectors of the words.
 
     Parameters
     ----------
@@ -74,6 +96,7 @@ class Retriever:
         self._library, self._embedder = library, embedder
         self._lock = threading.Lock()
         self._folder = folder
+        self._words: Words | None = None
         self._index = self._open()
         self._repair()
 
@@ -93,7 +116,7 @@ class Retriever:
         with self._lock:
             if not self._index.outdated:
                 return
-            self._index = self._open()
+            self._index, self._words = self._open(), None
         self._repair()
 
     def _repair(self) -> None:
@@ -110,14 +133,15 @@ class Retriever:
     def add(self, passages: Sequence[Passage]) -> None:
         """Index passages; `save` makes it last."""
         if passages:
-            texts = [f"{passage.title}\n{passage.text}" for passage in passages]
-            vectors = self._embedder(texts)
+            vectors = self._embedder([_indexed(passage) for passage in passages])
             with self._lock:
+                self._words = None
                 self._index.add([passage.id for passage in passages], vectors)
 
     def remove(self, ids: Sequence[str]) -> None:
         """Take passages out of the index."""
         with self._lock:
+            self._words = None
             self._index.remove(ids)
 
     def save(self) -> None:
@@ -130,10 +154,14 @@ class Retriever:
         self.refresh()
         vector = self._embedder([question])[0]
         with self._lock:
-            found = self._index.search(vector, k)
+            by_meaning = dict(self._index.search(vector, len(self._index)))
+            if self._words is None and by_meaning:
+                self._words = Words(list(self._library.passages()))
+            by_words = self._words.scores(question) if self._words else {}
+        scores = {i: (score + by_words.get(i, 0.0)) / 2 for i, score in by_meaning.items()}
         sources = []
-        for identifier, score in found:
+        for identifier in sorted(scores, key=lambda i: -scores[i])[:k]:
             passage = self._library.passage(identifier)
             if passage is not None:
-                sources.append(Source(passage, score))
+                sources.append(Source(passage, scores[identifier]))
         return sources

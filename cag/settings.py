@@ -37,6 +37,8 @@ class Settings:
         Cap of the store in GiB; least recently used caches go first.
     passage_tokens
         Longest passage, in reference tokens.
+    join_tokens
+        Short paragraphs are joined into one passage up to this many reference tokens.
     batch
         Passages per reference prefill.
     k
@@ -57,8 +59,9 @@ class Settings:
     codec: str = "bf16"
     max_store_gb: float = 20.0
     passage_tokens: int = 384
+    join_tokens: int = 128
     batch: int = 4
-    k: int = 2
+    k: int = 1
     max_tokens: int = 48
     min_recovered: float = 0.5
 

@@ -144,7 +144,9 @@ class CacheStore:
             )
         write_atomically(self._path(key), content)
         self._caches.set(key, {"bytes": len(content), "tokens": tokens, "used": time.time()})
-        self._evict(keep=key)
+        self._total += len(content)  # too much if the file was there; `_evict` counts anew
+        if self.max_bytes is not None and self._total > self.max_bytes:
+            self._evict(key, self.max_bytes)
         return key
 
     def get(self, identity: Identity, *, dtype: torch.dtype | None = None) -> CacheHit:
@@ -297,17 +299,15 @@ class CacheStore:
         self._caches.delete(path.stem)
         return CacheMiss(reason)
 
-    def _evict(self, keep: str) -> None:
-        if self.max_bytes is None:
-            return
+    def _evict(self, keep: str, limit: int) -> None:
         entries = sorted(self._caches.items(), key=lambda item: item[1]["used"])
-        total = sum(entry["bytes"] for _, entry in entries)
+        self._total = sum(entry["bytes"] for _, entry in entries)
         for key, entry in entries:
-            if total <= self.max_bytes:
+            if self._total <= limit:
                 return
             if key != keep:
                 self.delete(key)
-                total -= entry["bytes"]
+                self._total -= entry["bytes"]
                 self._counters.set("evictions", (self._counters.get("evictions") or 0) + 1)
 
     def _reconcile(self) -> None:
@@ -323,6 +323,7 @@ class CacheStore:
             stat = path.stat()
             entry = {"bytes": stat.st_size, "tokens": header["tokens"], "used": stat.st_mtime}
             self._caches.set(path.stem, entry)
+        self._total = sum(entry["bytes"] for _, entry in self._caches.items())
 
 
 def _header(path: Path) -> dict[str, Any]:

@@ -343,7 +343,7 @@ class Trainer:
             "native": native,
             "translated": found,
             "none": none,
-            "recovered": (none - found) / max(1e-6, none - native),
+            "recovered": (none - found) / ((none - native) or 1e-6),
         }
 
     def _answer_nll(self, kv: KV | None, pair: Pair) -> float:

@@ -363,7 +363,7 @@ def test_exact_notices_a_wrong_cache(sensitive: Settings, monkeypatch: pytest.Mo
         (["speed", "--tokens", "5", "--repeats", "1"], "ttft_ratio_cold"),
         (["ingest"], "share"),
         (["exact", "--data", "DATA", "--n", "1"], "agreement_bf16"),
-        (["docs", "DOCS"], "right"),
+        (["docs", "DOCS"], "earlier"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

@@ -185,8 +185,8 @@ def test_end_to_end_training_has_to_earn_its_place(done: tuple[Run, Mixture]) ->
     run, mixture = done
     (event,) = (e for e in run.events if "recovered_before" in e)
     before, after = event["recovered_before"], event["recovered_after"]
-    assert mixture.report.details["held_out"] == max(before, after, key=lambda m: m["recovered"])
-    kept = "answers" if after["recovered"] >= before["recovered"] else "matching"
+    assert mixture.report.details["held_out"] == min(before, after, key=lambda m: m["translated"])
+    kept = "answers" if after["translated"] <= before["translated"] else "matching"
     found, wanted = mixture.state_dict(), load_file(run.folder / f"{kept}.safetensors")
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
@@ -234,7 +234,7 @@ def test_another_run_in_the_same_folder_is_refused(
 ) -> None:
     run = done[0]
     models = {name: change.get(name, getattr(run, name)) for name in ("reference", "target")}
-    with pytest.raises(TranslatorError, match="holds another training run"):
+    with pytest.raises(TranslatorError, match="holds a run with other"):
         Run(run.folder, **models).trainer(**{n: v for n, v in change.items() if n not in models})
     run.trainer()  # and the folder still fits its own run
 
