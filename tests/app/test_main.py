@@ -196,7 +196,7 @@ def test_two_sessions_share_one_engine(
     engine.ingest([docs])
     alone = [engine.ask(QUESTION, mode=mode).answer for mode in ("translated", "direct")]
     loads = engine.models.loads
-    # one after the other: AppTest keeps its mock runtime in a global. Threads are tested on the engine.
+    # in turn: AppTest keeps its mock runtime in a global; threads are tested on the engine
     for _ in range(2):
         app = asked(opened())
         assert not app.exception and not app.error
