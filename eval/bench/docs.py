@@ -13,7 +13,7 @@ from cag.settings import Settings
 
 #: (question, what a right answer holds; alternatives are separated by a bar)
 QUESTIONS = (
-    ("How often are checkpoints written?", "two minutes"),
+    ("How often are checkpoints written?", "two minutes|2 minutes"),
     ("How many experts does the mixture translator add to the ridge?", "four|4"),
     ("How many bytes does bf16 use for each number?", "two|2"),
     ("Who can read the store?", "owner"),
