@@ -24,6 +24,9 @@ demo: weights
 		"Which codec is the default?" \
 		"Where do damaged files go?"
 	@echo
+	@echo "The same with about 1,000 tokens of context, where reading costs more:"
+	$(BIN)/python -m eval.bench speed --tokens 1000 --repeats 3
+	@echo
 	@echo "Next: $(BIN)/cag ask \"...\", or the page: $(BIN)/streamlit run app/main.py"
 
 lint: install

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,8 +42,20 @@ def _print(result: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(result, indent=2))
         return
-    for name, value in result.items():
-        typer.echo(f"{name}: {json.dumps(value) if isinstance(value, dict) else value}")
+    for line in _lines(result, ""):
+        typer.echo(line)
+
+
+def _lines(value: Any, name: str) -> Iterator[str]:
+    """Nested results, a line each; numbers to four digits."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _lines(inner, f"{name} {key}".strip().replace("_", " "))
+    elif isinstance(value, list):
+        for at, inner in enumerate(value, 1):
+            yield from _lines(inner, f"{name} {at}")
+    else:
+        yield f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}"
 
 
 def _questions(data: Path, n: int, seed: int) -> list[Question]:
