@@ -52,17 +52,16 @@ def translate_passages(
     context = Context(target)
     with timed(timings, "prefill"):
         context.run(torch.tensor([prompt.prefix], device=target.device), logits=None)
-    before = list(prompt.prefix)
-    for passage, source, ids, spans in zip(
-        passages, caches, prompt.passages, prompt.spans, strict=True
-    ):
-        with timed(timings, "align"):
-            alignment = align(passage.spans, spans)
+    with timed(timings, "align"):
+        alignments = [
+            align(passage.spans, spans)
+            for passage, spans in zip(passages, prompt.spans, strict=True)
+        ]
+    if passages:
         with timed(timings, "translate"):
             context.append(
-                translator.translate(source, alignment, target, ids, before, context.length)
+                translator.translate(caches, alignments, target, prompt.passages, prompt.prefix)
             )
-        before += ids
     return context
 
 

@@ -51,9 +51,7 @@ class Bench:
         context = self.start(self.target)
         before = prefix_ids(self.target, self.template.prefix)
         translator = self.translators[kind]
-        context.append(
-            translator.translate(source, alignment, self.target, ids, before, context.length)
-        )
+        context.append(translator.translate([source], [alignment], self.target, [ids], before))
         return context
 
     def source(self, passage: str) -> tuple[KV, list[tuple[int, int]]]:

@@ -195,8 +195,8 @@ class Given(Translator):
     def __init__(self) -> None:
         torch.nn.Module.__init__(self)
 
-    def translate(self, source: KV, *_: Any) -> KV:
-        return source
+    def translate(self, sources: Sequence[KV], *_: Any) -> KV:
+        return KV.join(sources)
 
 
 TRANSLATORS.pop("given")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -124,8 +125,13 @@ class Translator(nn.Module):
         """Reference KV (S, source_size) -> latents (S, rank)."""
         raise NotImplementedError
 
-    def expand(self, latents: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
-        """Aligned latents (T, rank) and anchors (T, anchor_size) -> keys, values (T, L-1, H, D)."""
+    def expand(
+        self, latents: Tensor, anchors: Tensor, starts: Sequence[int] = (0,)
+    ) -> tuple[Tensor, Tensor]:
+        """Aligned latents (T, rank) and anchors (T, anchor_size) -> keys, values (T, L-1, H, D).
+
+        `starts` are the rows where a passage begins.
+        """
         raise NotImplementedError
 
     def multiplications(self) -> int:
@@ -134,29 +140,26 @@ class Translator(nn.Module):
 
     def translate(
         self,
-        source: KV,
-        alignment: Sequence[int],
+        sources: Sequence[KV],
+        alignments: Sequence[Sequence[int]],
         target: LM,
-        ids: Sequence[int],
+        passages: Sequence[Sequence[int]],
         preceding: Sequence[int],
-        start: int,
     ) -> KV:
-        """Canonical target KV of one passage, without running the target's layers.
+        """Canonical target KV of passages in a row, without running the target's layers.
 
         Parameters
         ----------
-        source
-            Canonical reference KV of the S reference tokens.
-        alignment
-            For each target token the index of its reference token.
+        sources
+            Per passage the canonical reference KV of its reference tokens.
+        alignments
+            Per passage the index of the reference token for each target token.
         target
             The model that will read the result; gives the anchors.
-        ids
-            The T target tokens of the passage.
+        passages
+            Per passage its target tokens, T in all.
         preceding
-            Target tokens before the passage.
-        start
-            Position at which the passage lands.
+            Target tokens before the first passage.
 
         Returns
         -------
@@ -164,11 +167,16 @@ class Translator(nn.Module):
             Shape (L, H, T, D).
         """
         parameter = next(self.parameters())
-        latents = self.compress(flatten(source).to(parameter.device, parameter.dtype))
-        index = torch.tensor(alignment, device=latents.device)
+        rows = []
+        for source, alignment in zip(sources, alignments, strict=True):
+            latents = self.compress(flatten(source).to(parameter.device, parameter.dtype))
+            rows.append(latents[torch.tensor(alignment, device=latents.device)])
+        ids = [token for passage in passages for token in passage]
+        starts = list(accumulate((len(passage) for passage in passages[:-1]), initial=0))
         anchors = with_predecessors(target, ids, preceding, self.config.predecessors)
-        keys, values = self.expand(latents[index], anchors.to(parameter.device, parameter.dtype))
-        return with_lowest_layer(keys, values, lowest_layer(target, ids, start))
+        anchors = anchors.to(parameter.device, parameter.dtype)
+        keys, values = self.expand(torch.cat(rows), anchors, starts)
+        return with_lowest_layer(keys, values, lowest_layer(target, ids, len(preceding)))
 
     def check_models(self, reference_fingerprint: str, target: LM) -> None:
         """Refuse models this translator was not trained for.

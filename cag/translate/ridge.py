@@ -9,6 +9,8 @@ predecessors]. The predecessors matter to layers that look for a token by what c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -118,15 +120,21 @@ class Ridge(Translator):
     def compress(self, source: Tensor) -> Tensor:
         return (source - self.source_mean) @ self.project
 
-    def features(self, latents: Tensor, anchors: Tensor) -> Tensor:
+    def features(self, latents: Tensor, anchors: Tensor, starts: Sequence[int] = (0,)) -> Tensor:
         """Standardised inputs of the second map, shape (T, 2 * rank + anchor_size)."""
         previous = F.pad(latents, (0, 0, 1, 0))[:-1]
+        if len(starts) > 1:
+            inside = torch.ones(len(latents), 1, dtype=latents.dtype, device=latents.device)
+            inside[list(starts)] = 0  # what precedes a passage was not read with it
+            previous = previous * inside
         return (
             torch.cat([latents, previous, anchors], -1) - self.feature_mean
         ) / self.feature_scale
 
-    def expand(self, latents: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
-        return self.finish(self.predict(self.features(latents, anchors)))
+    def expand(
+        self, latents: Tensor, anchors: Tensor, starts: Sequence[int] = (0,)
+    ) -> tuple[Tensor, Tensor]:
+        return self.finish(self.predict(self.features(latents, anchors, starts)))
 
     def predict(self, features: Tensor) -> Tensor:
         """Features (T, F) -> standardised keys and values, shape (T, 2, outputs)."""

@@ -63,7 +63,28 @@ def translated(translator: Translator, target: LM, text: str, prefix: list[int])
     ids, spans = REFERENCE.encode_with_offsets(text)
     (source,) = prefill(REFERENCE, [], [ids])
     ids, alignment = align_texts(spans, target, text)
-    return translator.translate(source, alignment, target, ids, prefix, len(prefix))
+    return translator.translate([source], [alignment], target, [ids], prefix)
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "gpt2"])
+def test_passages_together_are_what_they_are_one_by_one(family: str) -> None:
+    target = tiny_lm(family, 20, seed=1)
+    translator = random_translator("mixture", target)
+    texts = [" The harbour is old.", " Boats are blue.", " Nine bells ring at noon."]
+    before = target.encode("Context:")
+    sources, alignments, passages, alone = [], [], [], []
+    for text in texts:
+        ids, spans = REFERENCE.encode_with_offsets(text)
+        sources += prefill(REFERENCE, [], [ids])
+        ids, alignment = align_texts(spans, target, text)
+        alignments.append(alignment)
+        past = [*before, *(token for passage in passages for token in passage)]
+        alone.append(translated(translator, target, text, past))
+        passages.append(ids)
+    together = translator.translate(sources, alignments, target, passages, before)
+    expected = KV.join(alone)
+    torch.testing.assert_close(together.keys, expected.keys, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(together.values, expected.values, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["ridge", "mixture"])
