@@ -27,7 +27,8 @@ def engine() -> CAG:
 @st.cache_resource(show_spinner="Opening the index…")
 def open_index() -> None:
     """Load embedder and index; here because two sessions must not do it at the same time."""
-    _ = engine().retriever
+    cag = engine()
+    cag.retriever.search("?", 1)  # the first search imports and sets up
 
 
 @st.cache_resource(show_spinner="Loading the model…")
