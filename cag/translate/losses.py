@@ -40,7 +40,8 @@ class AttentionMatching:
         keys = [rotary.rotate(self.prefix.keys[i], i) for i in range(spec.layers)]
         self._prefix_keys = torch.stack(keys).float()
         self._prefix_values = self.prefix.values.float()
-        self._windows = torch.tensor([w or 10**9 for w in spec.sliding])
+        windows = [w or 10**9 for w in spec.sliding]
+        self._windows = torch.tensor(windows, device=self.target.device)
 
     def __call__(self, translated: KV, pair: Pair) -> tuple[Tensor, Tensor]:
         """KL and relative output error, each averaged over layers, heads and queries."""
@@ -64,7 +65,8 @@ class AttentionMatching:
         groups = self.target.spec.query_heads // self.target.spec.kv_heads
         keys, values = (x.repeat_interleave(groups, dim=1) for x in (keys, values))
         logits = pair.queries.float() @ keys.transpose(-1, -2)
-        back = (pair.query_positions + len(self.prefix))[:, None] - torch.arange(keys.shape[2])
+        places = torch.arange(keys.shape[2], device=keys.device)
+        back = (pair.query_positions + len(self.prefix))[:, None] - places
         hidden = (back < 0) | (back >= self._windows[:, None, None])
         log_weights = logits.masked_fill(hidden[:, None], -1e9).log_softmax(-1)
         return log_weights, log_weights.exp() @ values

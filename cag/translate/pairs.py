@@ -67,8 +67,9 @@ class Pair:
         temporary.replace(path)
 
     @classmethod
-    def load(cls, path: Path) -> Pair:
-        tensors: dict[str, Any] = dict(load_file(path))
+    def load(cls, path: Path, device: torch.device | str = "cpu") -> Pair:
+        """Read a pair onto a device."""
+        tensors: dict[str, Any] = dict(load_file(path, device=str(device)))
         for name in ("native", "suffix"):
             tensors[name] = KV(tensors.pop(f"{name}_keys"), tensors.pop(f"{name}_values"))
         return cls(**tensors)
@@ -198,8 +199,10 @@ def stored_pairs(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 
 
-def shuffled(paths: Sequence[Path], chooser: random.Random) -> Iterator[Pair]:
+def shuffled(
+    paths: Sequence[Path], chooser: random.Random, device: torch.device | str = "cpu"
+) -> Iterator[Pair]:
     """Pairs without end, every file once per round."""
     while True:
         for path in chooser.sample(paths, len(paths)):
-            yield Pair.load(path)
+            yield Pair.load(path, device)

@@ -37,7 +37,7 @@ class Moments:
 
     def add(self, inputs: Tensor, outputs: Tensor) -> None:
         """Add rows: inputs (N, I), outputs (N, O)."""
-        inputs, outputs = inputs.float(), outputs.float()
+        inputs, outputs = (x.to(self.gram.device, torch.float32) for x in (inputs, outputs))
         self.rows += len(inputs)
         self.gram.addmm_(inputs.T, inputs)
         self.cross.addmm_(inputs.T, outputs)

@@ -137,7 +137,7 @@ class Trainer:
         ridge = self.fit()
         mixture = Mixture.upgrade(
             ridge, self.recipe.experts, self.recipe.active, self.recipe.hidden
-        )
+        ).to(self.target.device)
         minutes = self.recipe.minutes
         share = self.recipe.matching_share
         self._descend(mixture, "matching", minutes * share, self.recipe.matching_rate)
@@ -156,7 +156,7 @@ class Trainer:
     def fit(self) -> Ridge:
         """Collect pairs and fit the ridge in closed form."""
         path = self.folder / "ridge.safetensors"
-        ridge = Ridge(self._config())
+        ridge = Ridge(self._config()).to(self.target.device)
         if path.exists():
             ridge.load_state_dict(load_file(path))
             return ridge
@@ -220,7 +220,7 @@ class Trainer:
             if path.exists():
                 continue
             pair, source = self.collector.collect(example, random.Random(f"{seed}/{index}"))
-            pair.latents = ridge.compress(flatten(source).float()).detach().bfloat16()
+            pair.latents = ridge.compress(flatten(source).float()).detach().bfloat16().cpu()
             pair.save(path)
             self._progress("collect", index, len(examples))
 
@@ -231,7 +231,7 @@ class Trainer:
         paths = stored_pairs(self.folder / "pairs")
         held: list[tuple[Tensor, Tensor]] = []
         for index, path in enumerate(paths):
-            pair = Pair.load(path)
+            pair = Pair.load(path, self.target.device)
             features = ridge.features(pair.latents.float()[pair.alignment], self._anchors(pair))
             held.append((features.detach(), _outputs(pair.native)))
             if len(held) == 16 or index + 1 == len(paths):  # large products are faster
@@ -254,7 +254,7 @@ class Trainer:
         state = _Progress(self.folder / f"{stage}.checkpoint.safetensors")
         state.restore(mixture, optimizer, averaged)
         chooser = random.Random(f"{self.recipe.seed}/{stage}/{state.step}")
-        pairs = shuffled(stored_pairs(self.folder / "pairs"), chooser)
+        pairs = shuffled(stored_pairs(self.folder / "pairs"), chooser, self.target.device)
         started, last = time.monotonic() - state.seconds, time.monotonic()
         sums: list[list[float]] = []
         while (share := (time.monotonic() - started) / (60 * minutes)) < 1:
@@ -329,7 +329,7 @@ class Trainer:
         totals = torch.zeros(3)
         paths = stored_pairs(self.folder / "held_out")[:limit]
         for path in paths:
-            pair = Pair.load(path)
+            pair = Pair.load(path, self.target.device)
             ((translated, _),) = self.translate(translator, [pair])
             totals += torch.tensor(
                 [
@@ -415,7 +415,8 @@ class _Progress:
             if rest:
                 parts[head][rest] = tensor
         mixture.load_state_dict(parts["weights"])
-        averaged.update(parts["averaged"])
+        for name, tensor in parts["averaged"].items():
+            averaged[name].copy_(tensor)
         state = optimizer.state_dict()
         for name, tensor in parts["optimizer"].items():
             index, _, moment = name.partition("/")
