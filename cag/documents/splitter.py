@@ -79,7 +79,7 @@ def split(
         for start, end in _cut(text, section.start, section.end, 0, (joined, max_tokens), count):
             pieces.append((start, end, section))
     spans = []
-    for start, end, section in _packed(pieces, joined, count):
+    for start, end, section in _packed(text, pieces, (joined, max_tokens), count):
         start, end = _trimmed(text, start, end)
         if end > start:
             spans.append(Span(start, end, text[start:end], section.title))
@@ -165,12 +165,20 @@ def _joined(text: str, at: int) -> bool:
 
 
 def _packed(
-    pieces: list[tuple[int, int, _Section]], limit: int, count: Callable[[int, int], int]
+    text: str,
+    pieces: list[tuple[int, int, _Section]],
+    limits: tuple[int, int],
+    count: Callable[[int, int], int],
 ) -> Iterator[tuple[int, int, _Section]]:
-    """Join neighbours while they fit; a high heading starts anew unless what it ends is tiny."""
+    """Join neighbours while they fit; a high heading starts anew unless what it ends is tiny.
+
+    A heading alone is joined to what follows up to the second, wider limit.
+    """
     held: tuple[int, int, _Section] | None = None
     for start, end, section in pieces:
         if held is not None:
+            bare = _HEADING.fullmatch(text[held[0] : held[1]].strip()) is not None
+            limit = limits[1] if bare else limits[0]
             opens = section.level <= 2 and start == section.start
             tiny = count(held[0], held[1]) < limit // 4 if opens else True
             near = end - held[0] <= limit * _CHARACTERS_PER_TOKEN

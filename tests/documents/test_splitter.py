@@ -239,3 +239,15 @@ def test_code_without_blank_lines_is_cut_at_lines() -> None:
     code = "\n".join(f"x{i} = {i}" for i in range(40))
     spans = split(document(code, "code"), count_tokens=words, max_tokens=9)
     assert "\n".join(texts(spans)) == code
+
+
+def test_a_heading_stays_with_the_long_paragraph_below_it() -> None:
+    text = "# Boats\n\n" + "They are all painted blue. " * 4
+    spans = split(document(text, "markdown"), count_tokens=words, max_tokens=40, join_tokens=8)
+    assert [span.text.split("\n")[0] for span in spans] == ["# Boats"]
+
+
+def test_paragraphs_are_joined_up_to_a_smaller_size_than_a_long_one_may_have() -> None:
+    text = "one two\n\nthree four\n\nfive six\n\n" + "seven " * 9
+    spans = split(document(text), count_tokens=words, max_tokens=10, join_tokens=4)
+    assert [len(span.text.split()) for span in spans] == [4, 2, 9]
