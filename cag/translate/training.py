@@ -11,12 +11,12 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from cag.align import align
@@ -25,7 +25,8 @@ from cag.lm.anchor import lowest_layer, with_predecessors
 from cag.lm.cache import KV, Context
 from cag.lm.loading import LM, fastest_dtype
 from cag.lm.prompt import DEFAULT_TEMPLATE, Template
-from cag.translate.base import Translator, TranslatorConfig, flatten, with_lowest_layer
+from cag.translate.base import TranslatorConfig, flatten, with_lowest_layer
+from cag.translate.checkpoint import Checkpoint, save_tensors
 from cag.translate.examples import Example
 from cag.translate.losses import AttentionMatching, answer_loss
 from cag.translate.mixture import Mixture
@@ -167,14 +168,14 @@ class Trainer:
             ridge.load_state_dict(load_file(projection))
         else:
             self._fit_projection(ridge)
-            _save(ridge.state_dict(), projection)
+            save_tensors(ridge.state_dict(), projection)
         self._collect(ridge, self.examples, self.folder / "pairs", self.recipe.seed)
         self._collect(ridge, self.held_out, self.folder / "held_out", self.recipe.seed + 1)
         self._fit_output(ridge)
         measured = self.recovered(ridge)
         ridge.report.recovered = measured["recovered"]
         ridge.save(self.folder / "ridge")
-        _save(ridge.state_dict(), path)
+        save_tensors(ridge.state_dict(), path)
         self.log({"stage": "ridge", **measured})
         return ridge
 
@@ -251,7 +252,7 @@ class Trainer:
             return
         optimizer = _optimizer(mixture, rate)
         averaged = {n: t.detach().clone() for n, t in mixture.state_dict().items()}
-        state = _Progress(self.folder / f"{stage}.checkpoint.safetensors")
+        state = Checkpoint(self.folder / f"{stage}.checkpoint.safetensors")
         state.restore(mixture, optimizer, averaged)
         chooser = random.Random(f"{self.recipe.seed}/{stage}/{state.step}")
         pairs = shuffled(stored_pairs(self.folder / "pairs"), chooser, self.target.device)
@@ -271,7 +272,7 @@ class Trainer:
                 self._log_curve(mixture, averaged, stage, state, sums)
                 sums, last = [], time.monotonic()
         mixture.load_state_dict(averaged)
-        _save(mixture.state_dict(), done)
+        save_tensors(mixture.state_dict(), done)
         state.path.unlink(missing_ok=True)
 
     def _step(
@@ -360,7 +361,7 @@ class Trainer:
         mixture: Mixture,
         averaged: dict[str, Tensor],
         stage: str,
-        state: _Progress,
+        state: Checkpoint,
         sums: list[list[float]],
     ) -> None:
         current = {n: t.detach().clone() for n, t in mixture.state_dict().items()}
@@ -382,46 +383,6 @@ class Trainer:
     def _progress(self, stage: str, index: int, total: int) -> None:
         if (index + 1) % 50 == 0 or index + 1 == total:
             self.log({"stage": stage, "done": index + 1, "of": total})
-
-
-@dataclass
-class _Progress:
-    """A checkpoint of one descent: weights, averages, optimiser moments, step, seconds."""
-
-    path: Path
-    step: int = 0
-    seconds: float = 0.0
-
-    def save(
-        self, mixture: Mixture, optimizer: torch.optim.Optimizer, averaged: dict[str, Tensor]
-    ) -> None:
-        tensors = {f"weights/{n}": t for n, t in mixture.state_dict().items()}
-        tensors |= {f"averaged/{n}": t for n, t in averaged.items()}
-        for index, moments in optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer/{index}/{n}": t for n, t in moments.items()}
-        tensors["position"] = torch.tensor([self.step, self.seconds], dtype=torch.float64)
-        _save(tensors, self.path)
-
-    def restore(
-        self, mixture: Mixture, optimizer: torch.optim.Optimizer, averaged: dict[str, Tensor]
-    ) -> None:
-        if not self.path.exists():
-            return
-        tensors = load_file(self.path)
-        self.step, self.seconds = int(tensors["position"][0]), float(tensors["position"][1])
-        parts: dict[str, dict[str, Tensor]] = {"weights": {}, "averaged": {}, "optimizer": {}}
-        for name, tensor in tensors.items():
-            head, _, rest = name.partition("/")
-            if rest:
-                parts[head][rest] = tensor
-        mixture.load_state_dict(parts["weights"])
-        for name, tensor in parts["averaged"].items():
-            averaged[name].copy_(tensor)
-        state = optimizer.state_dict()
-        for name, tensor in parts["optimizer"].items():
-            index, _, moment = name.partition("/")
-            state["state"].setdefault(int(index), {})[moment] = tensor
-        optimizer.load_state_dict(state)
 
 
 def _digest(examples: Sequence[Example]) -> str:
@@ -462,16 +423,3 @@ def _key_norm_weights(target: LM) -> Tensor:
     offset = 1.0 if target.spec.family == "gemma3_text" else 0.0
     layers = target.body.layers[1:]
     return torch.stack([layer.self_attn.k_norm.weight.float() + offset for layer in layers])
-
-
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    temporary = path.with_suffix(".tmp")
-    save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, temporary)
-    temporary.replace(path)
-
-
-def finished(translator: Translator, folder: Path, **details: Any) -> None:
-    """Add details to the report and save the translator."""
-    report = translator.report
-    translator.report = replace(report, details={**report.details, **details})
-    translator.save(folder)

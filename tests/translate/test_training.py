@@ -22,12 +22,13 @@ from cag.lm.loading import LM
 from cag.lm.prompt import Template
 from cag.translate import training
 from cag.translate.base import load_translator
+from cag.translate.checkpoint import Checkpoint
 from cag.translate.examples import Example
 from cag.translate.losses import AttentionMatching, answer_loss
 from cag.translate.mixture import Mixture
 from cag.translate.pairs import Pair, PairCollector
 from cag.translate.ridge import Ridge
-from cag.translate.training import Recipe, Trainer, _optimizer, _Progress, finished
+from cag.translate.training import Recipe, Trainer, _optimizer
 
 SHORT = Template(prefix="Read this.\nContext:", suffix="\nQ: {question}\nA:")
 #: Minutes of a clock that jumps by a second whenever it is read: about 60 steps of descent.
@@ -191,18 +192,6 @@ def test_end_to_end_training_has_to_earn_its_place(done: tuple[Run, Mixture]) ->
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
-def test_a_finished_translator_is_saved_with_details(
-    done: tuple[Run, Mixture], tmp_path: Path
-) -> None:
-    finished(done[1], tmp_path, data=["x.json"])
-    loaded = load_translator(tmp_path)
-    assert loaded.report.details["data"] == ["x.json"]
-    assert "held_out" in loaded.report.details
-
-
-# -- resuming --------------------------------------------------------------------------------
-
-
 def test_a_second_trainer_reads_what_the_first_left(
     done: tuple[Run, Mixture], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,8 +328,8 @@ def test_a_checkpoint_restores_weights_averages_and_optimiser(
 
     first, second = fresh(), fresh()
     descend(*first)
-    _Progress(tmp_path / "x.safetensors", step=7, seconds=12.5).save(*first)
-    state = _Progress(tmp_path / "x.safetensors")
+    Checkpoint(tmp_path / "x.safetensors", step=7, seconds=12.5).save(*first)
+    state = Checkpoint(tmp_path / "x.safetensors")
     state.restore(*second)
     assert (state.step, state.seconds) == (7, 12.5)
     for _ in range(2):  # equal at once, and still so after going on
@@ -358,7 +347,7 @@ def test_a_checkpoint_restores_weights_averages_and_optimiser(
 def test_no_checkpoint_means_the_beginning(done: tuple[Run, Mixture], tmp_path: Path) -> None:
     mixture = upgraded(done[0].trainer().fit())
     before = {name: tensor.clone() for name, tensor in mixture.state_dict().items()}
-    state = _Progress(tmp_path / "none.safetensors")
+    state = Checkpoint(tmp_path / "none.safetensors")
     state.restore(mixture, _optimizer(mixture, 1e-3), {})
     assert (state.step, state.seconds) == (0, 0.0)
     assert all(torch.equal(before[n], t) for n, t in mixture.state_dict().items())
