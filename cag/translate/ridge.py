@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cag.errors import TranslatorError
 from cag.translate.base import Translator, TranslatorConfig
 
 
@@ -71,8 +72,7 @@ class Moments:
         gram /= deviation[:, None] * deviation
         cross = self.cross / self.rows - mean[:, None] * mean_out
         cross /= deviation[:, None] * scale
-        ridged = gram + penalty * torch.eye(len(gram))
-        weights = torch.cholesky_solve(cross, torch.linalg.cholesky(ridged))
+        weights = torch.cholesky_solve(cross, _root(gram, penalty))
         return weights, gram
 
 
@@ -83,10 +83,28 @@ def reduce_rank(weights: Tensor, gram: Tensor, rank: int) -> tuple[Tensor, Tenso
     by a randomised SVD (Halko et al. 2011): exact enough, and seconds where an
     eigendecomposition of all outputs takes minutes.
     """
-    root = torch.linalg.cholesky(gram + 1e-5 * torch.eye(len(gram)))
+    root = _root(gram, 1e-5)
     size = min(rank + 32, *weights.shape)
     directions = torch.svd_lowrank(root.T @ weights, q=size, niter=3)[2][:, :rank]
     return weights @ directions, directions.T.contiguous()
+
+
+def _root(gram: Tensor, penalty: float) -> Tensor:
+    """Cholesky factor of a Gram matrix with a penalty, which grows if rounding asks for it.
+
+    Raises
+    ------
+    TranslatorError
+        If the matrix holds NaN or infinity.
+    """
+    while penalty < 1:
+        root, failed = torch.linalg.cholesky_ex(gram + penalty * torch.eye(len(gram)))
+        if not failed:
+            return root
+        penalty *= 10  # fewer rows than columns, say
+    raise TranslatorError(
+        "the training pairs hold NaN or infinity; try CAG_DTYPE=float32 in a new run"
+    )
 
 
 class Ridge(Translator):

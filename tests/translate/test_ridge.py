@@ -10,6 +10,7 @@ import torch
 from conftest import TEXT, tiny_lm
 from torch import Tensor
 
+from cag.errors import TranslatorError
 from cag.lm.prefill import prefill
 from cag.translate.base import TranslatorConfig
 from cag.translate.ridge import Moments, Ridge, reduce_rank
@@ -179,3 +180,18 @@ def test_native_keys_already_have_their_norm(family: str) -> None:
     (native,) = prefill(lm, [], [lm.encode(TEXT)[:40]])
     keys = native.keys[1:].permute(2, 0, 1, 3)
     torch.testing.assert_close(ridge._renormalise(keys), keys, atol=1e-3, rtol=1e-3)
+
+
+def test_fewer_rows_than_columns_still_have_a_root() -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(20, 600) * 1e3  # rounding makes this Gram matrix indefinite
+    gram = rows.T @ rows / 20
+    assert torch.linalg.cholesky_ex(gram + 1e-5 * torch.eye(600))[1]
+    weights = torch.randn(600, 30)
+    down, up = reduce_rank(weights, gram / gram.diagonal().mean(), 30)
+    torch.testing.assert_close(down @ up, weights, atol=1e-3, rtol=1e-3)
+
+
+def test_moments_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(TranslatorError, match="NaN"):
+        reduce_rank(torch.ones(4, 4), torch.full((4, 4), float("nan")), 2)
