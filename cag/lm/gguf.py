@@ -8,6 +8,8 @@ nothing in `cag` knows that a GGUF was ever involved.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import shutil
 from pathlib import Path
 from typing import Any
@@ -43,7 +45,8 @@ def convert_gguf(gguf_path: Path, folder: Path) -> None:
     staging = folder.with_name(folder.name + ".converting")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
-    with quiet_transformers():
+    # transformers draws a bar of its own here that no setting turns off
+    with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
         _convert_tokenizer(gguf_path).save_pretrained(staging)
         _convert_weights(gguf_path, staging)
     shutil.rmtree(folder, ignore_errors=True)
