@@ -126,18 +126,20 @@ class Table:
 
     def keys(self) -> list[str]:
         """All keys, sorted."""
+        return [key[len(self._prefix) :] for (key,) in self._rows("key")]
+
+    def _rows(self, columns: str, condition: str = "") -> list[tuple[Any, ...]]:
         low, high = self._prefix, self._prefix[:-1] + chr(ord(_SEPARATOR) + 1)
-        rows = self._cache._sql(
-            "SELECT key FROM Cache WHERE raw = 1 AND key >= ? AND key < ? ORDER BY key", (low, high)
-        ).fetchall()
-        return [key[len(self._prefix) :] for (key,) in rows]
+        query = f"SELECT {columns} FROM Cache WHERE raw = 1 AND key >= ? AND key < ? {condition}"
+        return list(self._cache._sql(f"{query} ORDER BY key", (low, high)).fetchall())
 
     def items(self) -> Iterator[tuple[str, Any]]:
-        """All keys with their values."""
-        for key in self.keys():
-            value = self.get(key)
+        """All keys with their values, read at once."""
+        rows = self._rows("key, value", f"AND mode != {MODE_PICKLE} AND filename IS NULL")
+        for key, text in rows:
+            value = _parsed(text)
             if value is not None:
-                yield key, value
+                yield key[len(self._prefix) :], value
 
     def __len__(self) -> int:
         return len(self.keys())
