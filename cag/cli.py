@@ -13,6 +13,7 @@ import typer
 
 from cag import show
 from cag.settings import Settings
+from eval.commands import eval_app
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,6 +25,7 @@ store_app = typer.Typer(no_args_is_help=True, help="Look after the store.")
 translators_app = typer.Typer(no_args_is_help=True, help="Look at translators.")
 app.add_typer(store_app, name="store")
 app.add_typer(translators_app, name="translators")
+app.add_typer(eval_app, name="eval")
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TargetOption = Annotated[str | None, typer.Option("--target", help="Model that answers.")]
@@ -174,6 +176,20 @@ def compare(
 
 
 @app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8642,
+    queue: Annotated[int, typer.Option(min=0, help="Questions waiting per model.")] = 16,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds per request.")] = 120.0,
+) -> None:
+    """Serve an OpenAI-compatible API; CAG_API_KEY is the key that clients must send."""
+    from cag.server import Limits
+    from cag.server import serve as run
+
+    run(_engine, host=host, port=port, limits=Limits(queue=queue, seconds=timeout))
+
+
+@app.command()
 def train(
     reference: str,
     target: str,
@@ -183,6 +199,7 @@ def train(
     budget: Annotated[float, typer.Option(help="Minutes of gradient descent.")] = 30.0,
     limit: Annotated[int | None, typer.Option(help="Passages per data file.")] = None,
     seed: int = 0,
+    kind: Annotated[str, typer.Option(help="mixture, or a baseline to compare with.")] = "mixture",
     as_json: JsonOption = False,
 ) -> None:
     """Train a translator from REFERENCE to TARGET; a stopped run goes on where it was."""
@@ -199,6 +216,7 @@ def train(
         minutes=budget,
         limit=limit,
         seed=seed,
+        kind=kind,
         log=show.event if not as_json else lambda event: None,
     )
     if as_json:

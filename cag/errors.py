@@ -53,3 +53,7 @@ class UnreadableDocument(CagError):
 
 class Busy(CagError):
     """Another process holds the store for writing."""
+
+
+class ReservedPassage(CagError):
+    """A passage to train on or to choose by that belongs to a report split."""

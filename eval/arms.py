@@ -1,8 +1,9 @@
-"""Arms: different ways for a model to come by a passage. One function and one line each."""
+"""Arms: different ways for a model to come by its passages. One function and one line each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,21 +12,33 @@ from cag.lm.cache import KV, Context
 from cag.lm.loading import LM
 from cag.lm.prefill import prefill
 from cag.lm.prompt import DEFAULT_TEMPLATE, PASSAGE_FORMAT, REFERENCE_PREFIX, Template, prefix_ids
+from cag.lm.replay import replay
 from cag.translate import Translator
 from cag.translate.base import align_texts
 from eval.data import Question
 
+Span = tuple[int, int]
+
 
 @dataclass
 class Bench:
-    """Models, translators and primed prefixes that the arms share."""
+    """Models, translators and primed prefixes that the arms share.
+
+    Attributes
+    ----------
+    translators
+        By the name of the arm that uses them.
+    pool
+        Passages that the arm `text_rag` retrieves from.
+    """
 
     reference: LM
     target: LM
     translators: dict[str, Translator]
     template: Template = DEFAULT_TEMPLATE
+    pool: Sequence[str] = ()
     _primed: dict[str, Context] = field(default_factory=dict)
-    _sources: dict[str, tuple[KV, list[tuple[int, int]]]] = field(default_factory=dict)
+    _sources: dict[str, tuple[KV, list[Span]]] = field(default_factory=dict)
 
     def start(self, lm: LM) -> Context:
         """A context that holds the prefix only."""
@@ -36,42 +49,188 @@ class Bench:
             self._primed[lm.name] = context
         return self._primed[lm.name].fork()
 
-    def native(self, lm: LM, passage: str) -> Context:
-        """The model reads prefix and passage itself."""
-        context = self.start(lm)
-        ids = lm.encode(PASSAGE_FORMAT.format(text=passage))
-        context.run(torch.tensor([ids], device=lm.device), logits=None)
+    def native(self, lm: LM, passages: Sequence[str]) -> Context:
+        """The model reads prefix and passages itself."""
+        return self.read(self.start(lm), lm, [i for ids in self.ids(lm, passages) for i in ids])
+
+    @staticmethod
+    def read(context: Context, lm: LM, ids: Sequence[int]) -> Context:
+        """Extend a context by tokens that the model reads."""
+        if ids:
+            context.run(torch.tensor([list(ids)], device=lm.device), logits=None)
         return context
 
-    def translated(self, kind: str, passage: str) -> Context:
-        """The target gets the passage from one of the translators."""
-        source, spans = self.source(passage)
-        text = PASSAGE_FORMAT.format(text=passage)
-        ids, alignment = align_texts(spans, self.target, text)
-        context = self.start(self.target)
+    @staticmethod
+    def ids(lm: LM, passages: Sequence[str]) -> list[list[int]]:
+        """Token ids of every passage as it stands in a prompt."""
+        return [lm.encode(PASSAGE_FORMAT.format(text=text)) for text in passages]
+
+    def translation(self, name: str, passages: Sequence[str]) -> KV:
+        """The target's canonical KV of passages in a row, from one of the translators."""
+        sources, alignments, ids = [], [], []
+        for passage in passages:
+            source, spans = self.source(passage)
+            tokens, alignment = align_texts(spans, self.target, PASSAGE_FORMAT.format(text=passage))
+            sources.append(source)
+            alignments.append(alignment)
+            ids.append(tokens)
         before = prefix_ids(self.target, self.template.prefix)
-        translator = self.translators[kind]
-        context.append(translator.translate([source], [alignment], self.target, [ids], before))
+        return self.translators[name].translate(sources, alignments, self.target, ids, before)
+
+    def translated(self, name: str, passages: Sequence[str]) -> Context:
+        """The target gets the passages from one of the translators."""
+        context = self.start(self.target)
+        context.append(self.translation(name, passages))
         return context
 
-    def source(self, passage: str) -> tuple[KV, list[tuple[int, int]]]:
+    def source(self, passage: str) -> tuple[KV, list[Span]]:
         """Reference KV of a passage, as the store keeps it (bf16), and its spans."""
         if passage not in self._sources:
-            self._sources.clear()  # questions of one passage follow each other
+            if len(self._sources) >= 16:  # questions of one passage follow each other
+                self._sources.clear()
             ids, spans = self.reference.encode_with_offsets(PASSAGE_FORMAT.format(text=passage))
             (kv,) = prefill(self.reference, prefix_ids(self.reference, REFERENCE_PREFIX), [ids])
             self._sources[passage] = (kv.to(torch.bfloat16), spans)
         return self._sources[passage]
 
 
-#: An arm gives the model that answers and its context: (bench, question, another's passage).
-Arm = Callable[[Bench, Question, str], tuple[LM, Context]]
+#: An arm gives the model that answers and its context: (bench, question, another's passages).
+Arm = Callable[[Bench, Question, Sequence[str]], tuple[LM, Context]]
+
+
+def by_translator(name: str) -> Arm:
+    """The target answers from what a translator makes of the passages."""
+    return lambda b, q, other: (b.target, b.translated(name, q.passages))
+
+
+def replayed(inject: bool) -> Arm:
+    """The paper's setting: the target runs over the passages, a window of its layers injected.
+
+    Its cost is that of reading natively, and the translation on top.
+    """
+
+    def arm(b: Bench, q: Question, other: Sequence[str]) -> tuple[LM, Context]:
+        ids = [token for ids in b.ids(b.target, q.passages) for token in ids]
+        injected = b.translation("translated", q.passages) if inject else None
+        layers = b.target.spec.layers
+        window = range(layers // 3, 2 * layers // 3)
+        return b.target, replay(b.target, b.start(b.target), ids, injected, window).context
+
+    return arm
+
+
+# -- refreshing ----------------------------------------------------------------------------
+
+#: Chooses tokens to recompute natively: (target, question, passages) -> mask over the tokens.
+Chooser = Callable[[LM, Question], list[bool]]
+
+
+def last_tokens(count: int) -> Chooser:
+    """The last `count` tokens of the passages."""
+
+    def choose(lm: LM, question: Question) -> list[bool]:
+        total = sum(map(len, Bench.ids(lm, question.passages)))
+        return [at >= total - count for at in range(total)]
+
+    return choose
+
+
+def best_sentences(count: int) -> Chooser:
+    """The sentences that share the rarest words with the question."""
+
+    def choose(lm: LM, question: Question) -> list[bool]:
+        asked = set(re.findall(r"\w+", question.question.lower()))
+        mask: list[bool] = []
+        sentences: list[tuple[int, int, set[str]]] = []
+        for passage in question.passages:
+            text = PASSAGE_FORMAT.format(text=passage)
+            _, spans = lm.encode_with_offsets(text)
+            for found in re.finditer(r"[^.!?]+[.!?]*", text):
+                inside = [i for i, (_, end) in enumerate(spans)
+                          if found.start() < end <= found.end()]  # fmt: skip
+                if inside:
+                    words = set(re.findall(r"\w+", found.group().lower()))
+                    sentences.append((len(mask) + inside[0], len(mask) + inside[-1] + 1, words))
+            mask += [False] * len(spans)
+        rarity = {w: 1 / sum(w in words for *_, words in sentences) for w in asked
+                  if any(w in words for *_, words in sentences)}  # fmt: skip
+        order = sorted(sentences, key=lambda s: -sum(rarity.get(w, 0.0) for w in s[2]))
+        for start, stop, _ in order[:count]:
+            mask[start:stop] = [True] * (stop - start)
+        return mask
+
+    return choose
+
+
+def refreshed(choose: Chooser) -> Arm:
+    """Chosen tokens are read natively at their place, behind what is translated before them."""
+
+    def arm(b: Bench, q: Question, other: Sequence[str]) -> tuple[LM, Context]:
+        kv, mask = b.translation("translated", q.passages), choose(b.target, q)
+        ids = [token for ids in b.ids(b.target, q.passages) for token in ids]
+        context, at = b.start(b.target), 0
+        while at < len(ids):
+            stop = next((i for i in range(at, len(ids)) if mask[i] != mask[at]), len(ids))
+            if mask[at]:
+                b.read(context, b.target, ids[at:stop])
+            else:
+                context.append(kv[at:stop])
+            at = stop
+        return b.target, context
+
+    return arm
+
+
+def only_refreshed(choose: Chooser) -> Arm:
+    """The control: the same tokens read natively, nothing translated."""
+
+    def arm(b: Bench, q: Question, other: Sequence[str]) -> tuple[LM, Context]:
+        ids = [token for ids in b.ids(b.target, q.passages) for token in ids]
+        kept = [token for token, chosen in zip(ids, choose(b.target, q), strict=True) if chosen]
+        return b.target, b.read(b.start(b.target), b.target, kept)
+
+    return arm
+
+
+def text_rag(b: Bench, q: Question, other: Sequence[str]) -> tuple[LM, Context]:
+    """The usual way: retrieve as many passages as are given, by TF-IDF, and read their text."""
+    from sklearn.feature_extraction.text import TfidfVectorizer  # slow to import
+
+    pool = list(dict.fromkeys([*b.pool, *q.passages]))
+    vectorizer = TfidfVectorizer(sublinear_tf=True, token_pattern=r"(?u)\b\w+\b")
+    scores = (vectorizer.fit_transform(pool) @ vectorizer.transform([q.question]).T).toarray()
+    best = sorted(range(len(pool)), key=lambda i: -scores[i, 0])[: len(q.passages)]
+    return b.target, b.native(b.target, [pool[i] for i in best])
+
 
 ARMS: dict[str, Arm] = {
-    "native": lambda b, q, other: (b.target, b.native(b.target, q.passage)),
-    "translated": lambda b, q, other: (b.target, b.translated("translated", q.passage)),
-    "ridge": lambda b, q, other: (b.target, b.translated("ridge", q.passage)),
+    "native": lambda b, q, other: (b.target, b.native(b.target, q.passages)),
+    "translated": by_translator("translated"),
+    "ridge": by_translator("ridge"),
+    "single_projection": by_translator("single_projection"),
+    "shared_latent": by_translator("shared_latent"),
+    "replay": replayed(inject=True),
+    "replay_plain": replayed(inject=False),
     "no_context": lambda b, q, other: (b.target, b.start(b.target)),
     "wrong_passage": lambda b, q, other: (b.target, b.translated("translated", other)),
-    "reference": lambda b, q, other: (b.reference, b.native(b.reference, q.passage)),
+    "reference": lambda b, q, other: (b.reference, b.native(b.reference, q.passages)),
+    "text_rag": text_rag,
+    **{
+        f"{kind}_{name}": make(choose)
+        for name, choose in {
+            "sentence_1": best_sentences(1),
+            "sentence_2": best_sentences(2),
+            "last_16": last_tokens(16),
+        }.items()
+        for kind, make in {"refresh": refreshed, "only": only_refreshed}.items()
+    },
+}
+
+#: Which translator an arm needs.
+NEEDS: dict[str, str] = {
+    "ridge": "ridge",
+    "single_projection": "single_projection",
+    "shared_latent": "shared_latent",
+    **{n: "translated" for n in ARMS if n.startswith("refresh_")},
+    **dict.fromkeys(("translated", "replay", "wrong_passage"), "translated"),
 }

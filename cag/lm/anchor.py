@@ -34,13 +34,15 @@ def with_predecessors(lm: LM, ids: Sequence[int], preceding: Sequence[int], coun
     preceding
         What stands before the passage in the prompt; missing predecessors are zeros.
     count
-        How many predecessors each token gets.
+        How many predecessors each token gets; -1 leaves out the token itself as well.
 
     Returns
     -------
     Tensor
         Shape (T, (count + 1) * hidden_size).
     """
+    if count < 0:
+        return torch.empty(len(ids), 0, device=lm.device)
     before = list(preceding)[-count:] if count else []
     states = embed(lm, [*before, *ids]).float()
     missing = count - len(before)

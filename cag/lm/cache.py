@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +60,23 @@ class KV:
         )
 
 
+class _Cache(DynamicCache):
+    """Takes what it is told to in place of what a layer computed; see `Context.injecting`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.injected: dict[int, tuple[Tensor, Tensor]] = {}
+        self.replaced: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if layer_idx in self.injected:
+            self.replaced[layer_idx] = (key_states, value_states)
+        keys, values = self.injected.get(layer_idx, (key_states, value_states))
+        return super().update(keys, values, layer_idx, *args, **kwargs)
+
+
 class Context:
     """A private, growing cache: what the model has read or been given so far.
 
@@ -67,7 +85,7 @@ class Context:
 
     def __init__(self, lm: LM, batch: int = 1) -> None:
         self._lm = lm
-        self._cache = DynamicCache()
+        self._cache = _Cache()
         self.batch = batch
         self.length = 0
 
@@ -88,13 +106,36 @@ class Context:
     def append(self, kv: KV) -> None:
         """Place canonical KV behind what is there; the keys are rotated to where they land."""
         self._check_room(len(kv))
-        rotary = Rotary(self._lm, torch.arange(self.length, self.length + len(kv)))
-        kv = kv.to(self._lm.device, self._lm.dtype)
-        for layer in range(self._lm.spec.layers):
-            keys = rotary.rotate(kv.keys[layer], layer)[None]
-            self._cache.update(keys, kv.values[layer][None], layer)
+        for layer, (keys, values) in self._landing(kv, range(self._lm.spec.layers)).items():
+            self._cache.update(keys, values, layer)
         self.length += len(kv)
         self._check_length()
+
+    def _landing(self, kv: KV, layers: Iterable[int]) -> dict[int, tuple[Tensor, Tensor]]:
+        """Rotated keys and values, each with shape (1, H, T, D), if put behind what is there."""
+        rotary = Rotary(self._lm, torch.arange(self.length, self.length + len(kv)))
+        kv = kv.to(self._lm.device, self._lm.dtype)
+        return {
+            layer: (rotary.rotate(kv.keys[layer], layer)[None], kv.values[layer][None])
+            for layer in layers
+        }
+
+    @contextmanager
+    def injecting(
+        self, kv: KV, layers: Iterable[int]
+    ) -> Iterator[dict[int, tuple[Tensor, Tensor]]]:
+        """Within the block, `run` gives these layers canonical KV in place of their own.
+
+        Every model attends to what its cache returns, so the attention sees it too. `kv`
+        covers all layers and exactly the tokens that are read in the block, by one `run`.
+        Yields what the layers themselves computed, filled by that `run`: per layer rotated
+        keys and values with shape (1, H, T, D).
+        """
+        self._cache.injected, self._cache.replaced = self._landing(kv, layers), {}
+        try:
+            yield self._cache.replaced
+        finally:
+            self._cache.injected = {}
 
     @classmethod
     def stacked(cls, lm: LM, rows: Sequence[tuple[Tensor, Tensor]]) -> tuple[Context, Tensor]:

@@ -1,6 +1,7 @@
 """Translators: maps from one model's canonical KV to another's."""
 
 from cag.translate.base import TRANSLATORS, Translator, TranslatorConfig, load_translator
+from cag.translate.baselines import SharedLatent, SingleProjection
 from cag.translate.finding import find_translator
 from cag.translate.mixture import Mixture
 from cag.translate.ridge import Ridge
@@ -9,6 +10,8 @@ __all__ = [
     "TRANSLATORS",
     "Mixture",
     "Ridge",
+    "SharedLatent",
+    "SingleProjection",
     "Translator",
     "TranslatorConfig",
     "find_translator",

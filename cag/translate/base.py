@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -20,6 +20,7 @@ from cag.lm.anchor import lowest_layer, with_predecessors
 from cag.lm.cache import KV
 from cag.lm.loading import LM
 from cag.lm.spec import KVSpec
+from cag.translate.moments import Moments
 
 FORMAT = 1
 TRANSLATORS: dict[str, type[Translator]] = {}
@@ -44,9 +45,14 @@ class TranslatorConfig:
     key_rank, value_rank
         Rank of the maps to keys and to values.
     predecessors
-        How many preceding tokens' target embeddings each token sees.
+        How many preceding tokens' target embeddings each token sees; -1 takes away its own, too.
     experts, active, hidden
         Mixture: number of experts, how many run per token, their hidden size.
+    routing
+        Mixture: ``learned``, or for comparison ``uniform`` (all experts, equal weights) or
+        ``random``.
+    reference_layers
+        The reference layers that are used; None takes all.
     key_norm
         The target normalises its keys, so their scale is known and restored.
     """
@@ -65,12 +71,23 @@ class TranslatorConfig:
     experts: int = 0
     active: int = 2
     hidden: int = 96
+    routing: str = "learned"
+    reference_layers: list[int] | None = None
     key_norm: bool = False
 
     @property
     def source_size(self) -> int:
-        """Numbers per reference token."""
-        return KVSpec(**self.reference_spec).numbers_per_token
+        """Numbers per reference token that are used."""
+        spec = KVSpec(**self.reference_spec)
+        share = spec.layers if self.reference_layers is None else len(self.reference_layers)
+        return spec.numbers_per_token // spec.layers * share
+
+    def selected(self, source: Tensor) -> Tensor:
+        """The used part of a flat source: (S, numbers per token) -> (S, source_size)."""
+        if self.reference_layers is None:
+            return source
+        by_layer = source.unflatten(-1, (self.reference_spec["layers"], -1))
+        return by_layer[:, self.reference_layers].flatten(1)
 
     @property
     def anchor_size(self) -> int:
@@ -82,6 +99,38 @@ class TranslatorConfig:
         """(L - 1, H, D): the lowest layer is exact and not translated."""
         spec = self.target_spec
         return spec["layers"] - 1, spec["kv_heads"], spec["head_size"]
+
+    @property
+    def outputs(self) -> int:
+        """Numbers of keys, and as many of values, that are predicted per token."""
+        layers, heads, size = self.output_shape
+        return layers * heads * size
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Passages to fit on, one after the other.
+
+    Attributes
+    ----------
+    source
+        Flat reference KV of the aligned token of each target token, with shape (T, S).
+    anchors
+        Shape (T, anchor_size).
+    outputs
+        The target's own keys, then values, above the lowest layer: (T, 2 * outputs).
+    starts
+        Rows where a passage begins.
+    """
+
+    source: Tensor
+    anchors: Tensor
+    outputs: Tensor
+    starts: Sequence[int]
+
+
+#: Gives the training passages, at most so many of them; can be called again.
+Batches = Callable[[int | None], Iterator[Batch]]
 
 
 @dataclass
@@ -106,11 +155,27 @@ class Report:
 class Translator(nn.Module):
     """Maps canonical KV of a reference to canonical KV of a target.
 
-    A subclass sets `kind`, and implements `compress` (once per reference token) and
-    `expand` (once per target token). Everything else is shared.
+    A subclass sets `kind`, and implements `compress` (once per reference token), `predict`
+    (once per target token), `fit` and `multiplications`. Everything else is shared.
+
+    Attributes
+    ----------
+    closed_form
+        Names of parameters that `fit` sets; descent moves them gently.
+    frozen
+        Names of parameters that descent leaves alone.
+    output_mean, output_scale
+        Standardise keys and values; shape (2, outputs).
+    norm_weight
+        What the target multiplies unit keys with, shape (L-1, D), where it does.
     """
 
     kind: ClassVar[str]
+    closed_form: ClassVar[tuple[str, ...]] = ()
+    frozen: ClassVar[tuple[str, ...]] = ()
+    output_mean: Tensor
+    output_scale: Tensor
+    norm_weight: Tensor
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -120,23 +185,71 @@ class Translator(nn.Module):
         super().__init__()
         self.config = config
         self.report = Report()
+        layers, _, size = config.output_shape
+        self.register_buffer("output_mean", torch.zeros(2, config.outputs))
+        self.register_buffer("output_scale", torch.ones(2, config.outputs))
+        if config.key_norm:
+            self.register_buffer("norm_weight", torch.ones(layers, size))
 
     def compress(self, source: Tensor) -> Tensor:
-        """Reference KV (S, source_size) -> latents (S, rank)."""
+        """Flat reference KV (S, numbers per token) -> latents (S, any)."""
         raise NotImplementedError
 
-    def expand(
-        self, latents: Tensor, anchors: Tensor, starts: Sequence[int] = (0,)
-    ) -> tuple[Tensor, Tensor]:
-        """Aligned latents (T, rank) and anchors (T, anchor_size) -> keys, values (T, L-1, H, D).
+    def predict(self, latents: Tensor, anchors: Tensor, starts: Sequence[int] = (0,)) -> Tensor:
+        """Aligned latents (T, any) and anchors (T, anchor_size) -> standardised KV (T, 2, outputs).
 
         `starts` are the rows where a passage begins.
+        """
+        raise NotImplementedError
+
+    def fit(self, batches: Batches, first: int) -> None:
+        """Set everything that has a closed form.
+
+        Parameters
+        ----------
+        batches
+            The training passages.
+        first
+            How many of them are enough for the widest regression.
         """
         raise NotImplementedError
 
     def multiplications(self) -> int:
         """Multiply-accumulates per passage token."""
         raise NotImplementedError
+
+    def expand(
+        self, latents: Tensor, anchors: Tensor, starts: Sequence[int] = (0,)
+    ) -> tuple[Tensor, Tensor]:
+        """Like `predict`, as keys and values with shape (T, L-1, H, D) each."""
+        return self.finish(self.predict(latents, anchors, starts))
+
+    def finish(self, standardised: Tensor) -> tuple[Tensor, Tensor]:
+        """Undo the standardisation and restore the key norm: (T, L-1, H, D) each."""
+        both = standardised * self.output_scale + self.output_mean
+        both = both.unflatten(-1, self.config.output_shape)
+        keys, values = both.unbind(1)
+        return (self._renormalise(keys) if self.config.key_norm else keys), values
+
+    def _renormalise(self, keys: Tensor) -> Tensor:
+        """Give keys the scale that the target's QK-norm would: its weight times unit RMS."""
+        weight = self.norm_weight[:, None]  # (L-1, 1, D)
+        live = weight.abs() > 1e-2  # some of Gemma's norm weights are exactly zero
+        unit = torch.where(live, keys.float() / torch.where(live, weight, 1.0), 0.0)
+        mean_square = unit.square().sum(-1, keepdim=True) / live.sum(-1, keepdim=True).clamp_min(1)
+        return (weight * unit * torch.rsqrt(mean_square + 1e-6)).to(keys.dtype)
+
+    def scale_outputs(self, moments: Moments) -> Tensor:
+        """One scale per layer and kind, so that large channels keep their weight; (2, outputs)."""
+        deviation = moments.output_statistics()[1].view(2, self.config.output_shape[0], -1)
+        return deviation.mean(-1, keepdim=True).expand_as(deviation).reshape(2, -1)
+
+    def standardise(self, moments: Moments) -> Tensor:
+        """Take `output_mean` and `output_scale` from moments; returns the scale."""
+        scale = self.scale_outputs(moments)
+        self.output_mean.copy_(moments.output_statistics()[0].view(2, -1))
+        self.output_scale.copy_(scale)
+        return scale
 
     def translate(
         self,

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cag.translate.mixture import Mixture
+from cag.translate.base import Translator
 
 
 @dataclass
@@ -21,9 +21,9 @@ class Checkpoint:
     seconds: float = 0.0
 
     def save(
-        self, mixture: Mixture, optimizer: torch.optim.Optimizer, averaged: dict[str, Tensor]
+        self, translator: Translator, optimizer: torch.optim.Optimizer, averaged: dict[str, Tensor]
     ) -> None:
-        tensors = {f"weights/{n}": t for n, t in mixture.state_dict().items()}
+        tensors = {f"weights/{n}": t for n, t in translator.state_dict().items()}
         tensors |= {f"averaged/{n}": t for n, t in averaged.items()}
         for index, moments in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer/{index}/{n}": t for n, t in moments.items()}
@@ -31,7 +31,7 @@ class Checkpoint:
         save_tensors(tensors, self.path)
 
     def restore(
-        self, mixture: Mixture, optimizer: torch.optim.Optimizer, averaged: dict[str, Tensor]
+        self, translator: Translator, optimizer: torch.optim.Optimizer, averaged: dict[str, Tensor]
     ) -> None:
         if not self.path.exists():
             return
@@ -42,7 +42,7 @@ class Checkpoint:
             head, _, rest = name.partition("/")
             if rest:
                 parts[head][rest] = tensor
-        mixture.load_state_dict(parts["weights"])
+        translator.load_state_dict(parts["weights"])
         for name, tensor in parts["averaged"].items():
             averaged[name].copy_(tensor)
         state = optimizer.state_dict()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def train_translator(
     minutes: float = 30.0,
     limit: int | None = None,
     seed: int = 0,
+    kind: str = "mixture",
     log: Callable[[dict[str, Any]], None] = lambda event: None,
 ) -> tuple[Path, dict[str, Any]]:
     """Train a translator and save it.
@@ -42,6 +44,9 @@ def train_translator(
         Budget of gradient descent.
     limit
         At most this many passages of each data file, drawn with `seed`.
+    kind
+        Other kinds than the mixture stay in the run folder, where `cag eval` finds them to
+        compare with.
 
     Returns
     -------
@@ -49,6 +54,34 @@ def train_translator(
         The folder and the report as JSON.
     """
     started = time.monotonic()
+    examples, chosen_by = examples_of(data, held_out, limit=limit, seed=seed)
+    name = pair_name(reference, target)
+    models = Models(settings)
+    trainer = Trainer(
+        models.lm(reference),
+        models.lm(target),
+        folder=settings.home / "runs" / name,
+        examples=examples,
+        held_out=chosen_by,
+        recipe=recipe_of(kind, minutes, seed),
+        log=log,
+    )
+    translator = trainer.run()
+    translator.report.details |= {
+        "data": [Path(source).name for source in data],
+        "seed": seed,
+        "minutes": round((time.monotonic() - started) / 60, 1),
+    }
+    default = settings.home / "translators" / name if kind == "mixture" else trainer.stages
+    folder = out or default
+    translator.save(folder)
+    return folder, {"recovered": translator.report.recovered, **translator.report.details}
+
+
+def examples_of(
+    data: Sequence[str], held_out: Sequence[str], *, limit: int | None, seed: int
+) -> tuple[list[Example], list[Example]]:
+    """Passages to train on, without duplicates, and to choose by."""
     chooser = random.Random(seed)
     examples = [e for source in data for e in _drawn(source, limit, chooser, seed)]
     examples = list({example.text: example for example in examples}.values())
@@ -59,28 +92,19 @@ def train_translator(
         chosen_by, examples = examples[:aside], examples[aside:]
     if not examples or not chosen_by:
         raise IngestError("too little training data: at least 20 passages are needed")
-    name = pair_name(reference, target)
-    models = Models(settings)
-    trainer = Trainer(
-        models.lm(reference),
-        models.lm(target),
-        folder=settings.home / "runs" / name,
-        examples=examples,
-        held_out=chosen_by,
-        recipe=Recipe(minutes=minutes, seed=seed),
-        log=log,
-    )
-    translator = trainer.run()
-    translator.report.details |= {
-        "data": [Path(source).name for source in data],
-        "passages": len(examples),
-        "held_out_passages": len(chosen_by),
-        "seed": seed,
-        "minutes": round((time.monotonic() - started) / 60, 1),
-    }
-    folder = out or settings.home / "translators" / name
-    translator.save(folder)
-    return folder, {"recovered": translator.report.recovered, **translator.report.details}
+    return examples, chosen_by
+
+
+def recipe_of(kind: str, minutes: float, seed: int) -> Recipe:
+    """The recipe of a kind: one budget and one set of losses for all, fit for comparisons.
+
+    The baselines have no closed-form part to keep in place, and a wide MLP needs no more than
+    its own width.
+    """
+    recipe = Recipe(kind=kind, minutes=minutes, seed=seed)
+    if kind == "ridge":
+        return replace(recipe, minutes=0.0)
+    return replace(recipe, hidden=2048) if kind == "single_projection" else recipe
 
 
 def _drawn(source: str, limit: int | None, chooser: random.Random, seed: int) -> list[Example]:

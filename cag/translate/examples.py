@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cag.errors import IngestError
+from cag.translate import reserved
 
 _SLICE = re.compile(r"^(?P<path>.*)\[(?P<start>\d*):(?P<stop>\d*)\]$")
 _SENTENCE = re.compile(r"[^.!?]+[.!?]+")
@@ -36,20 +37,36 @@ def read_examples(source: str, *, seed: int = 0) -> list[Example]:
     ------
     IngestError
         If the file is missing or in no known format.
+    ReservedPassage
+        If figures are reported on any of the passages.
     """
-    match = _SLICE.match(source)
-    path = Path(match["path"] if match else source)
+    path, part = split_slice(source)
     try:
         examples = list(_read(path))
     except (OSError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise IngestError(f"cannot read training data from '{path}': {reason}") from error
-    if match:
-        examples = examples[int(match["start"] or 0) : int(match["stop"] or len(examples))]
+    examples = examples[part]
     if not examples:
         raise IngestError(f"'{source}' holds no passages")
+    reserved.check((example.text for example in examples), source)
     chooser = random.Random(seed)
     return [e if e.questions else Example(e.text, cloze(e.text, chooser)) for e in examples]
+
+
+def split_slice(source: str) -> tuple[Path, slice]:
+    """The file of ``FILE`` or ``FILE[start:stop]``, and the slice of its passages."""
+    match = _SLICE.match(source)
+    if match is None:
+        return Path(source), slice(None)
+    start, stop = (int(match[name]) if match[name] else None for name in ("start", "stop"))
+    return Path(match["path"]), slice(start, stop)
+
+
+def as_question(text: str) -> str:
+    """A question typed in haste, with a capital letter and one question mark."""
+    text = text.strip().rstrip("?")
+    return text[:1].upper() + text[1:] + "?"
 
 
 def cloze(text: str, chooser: random.Random, count: int = 3) -> tuple[tuple[str, str], ...]:
@@ -79,8 +96,7 @@ def _line(row: dict[str, Any]) -> Example:
     answer = row["answer"]
     if isinstance(answer, bool):
         answer = "yes" if answer else "no"
-    question = row["question"].strip().rstrip("?")
-    return Example(row["passage"].strip(), ((question[:1].upper() + question[1:] + "?", answer),))
+    return Example(row["passage"].strip(), ((as_question(row["question"]), answer),))
 
 
 def _json(data: Any) -> Iterator[Example]:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from cag.lm.cache import KV, Context
 from cag.lm.loading import LM
 from cag.lm.rotary import Rotary
+from cag.translate.base import Translator
 from cag.translate.pairs import Pair
 
 
@@ -114,3 +115,37 @@ def answer_loss(target: LM, prefix: KV, translated: Sequence[KV], pairs: Sequenc
         shift = (error / state.square().sum(-1)).mean()
         losses.append(torch.stack([k.mean(), e.mean(), shift]))
     return torch.stack(losses)
+
+
+def outputs_of(native: KV) -> Tensor:
+    """All keys, then all values of layers above the lowest: (T, 2 * (L-1) * H * D)."""
+    both = torch.stack([native.keys[1:], native.values[1:]]).float()  # (2, L-1, H, T, D)
+    return both.permute(3, 0, 1, 2, 4).flatten(1)
+
+
+def kv_error(translator: Translator, standardised: Tensor, pair: Pair) -> Tensor:
+    """Smooth L1 between standardised translated and native KV, a number."""
+    wanted = outputs_of(pair.native).unflatten(-1, (2, -1))
+    wanted = (wanted - translator.output_mean) / translator.output_scale
+    return F.smooth_l1_loss(standardised.float(), wanted)
+
+
+def replay_error(target: LM, start: Context, translated: KV, pair: Pair) -> Tensor:
+    """The Context Correction Loss of arXiv 2607.28979, for a window of all layers but the lowest.
+
+    The target runs over the passage while its attention sees the translated KV; what its
+    layers compute on the way should be the native KV. Returns the squared error of keys and of
+    values relative to their spread, averaged over layers: a number.
+    """
+    layers = range(1, target.spec.layers)
+    at = start.length
+    with start.injecting(translated, layers) as computed:
+        start.run(pair.ids[None], logits=None)
+    native_keys = rotated(target, pair.native.to(torch.float32), at)
+    errors = []
+    for layer in layers:
+        natives = (native_keys[layer], pair.native.values[layer].float())
+        for found, native in zip(computed[layer], natives, strict=True):
+            spread = (native - native.mean(1, keepdim=True)).square().sum()
+            errors.append((found[0].float() - native).square().sum() / spread.clamp_min(1e-6))
+    return torch.stack(errors).mean()

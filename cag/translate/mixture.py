@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cag.translate.base import TranslatorConfig
+from cag.translate.base import Translator, TranslatorConfig
 from cag.translate.ridge import Ridge
 
 
@@ -23,7 +23,6 @@ class Mixture(Ridge):
 
     def __init__(self, config: TranslatorConfig) -> None:
         super().__init__(config)
-        layers, heads, size = config.output_shape
         width = config.key_rank + config.value_rank
         self.norm = nn.LayerNorm(width)
         self.router = nn.Linear(width, config.experts)
@@ -32,10 +31,10 @@ class Mixture(Ridge):
         )
         self.expert_bias = nn.Parameter(torch.zeros(config.experts, config.hidden))
         self.expert_out = nn.Parameter(
-            torch.zeros(config.experts, config.hidden, 2 * layers * heads * size)
+            torch.zeros(config.experts, config.hidden, 2 * config.outputs)
         )
 
-    def predict(self, features: Tensor) -> Tensor:
+    def map(self, features: Tensor) -> Tensor:
         hidden = features @ self.down
         base = self._linear(hidden)
         normed = self.norm(hidden)
@@ -57,22 +56,34 @@ class Mixture(Ridge):
 
     def route(self, normed: Tensor) -> tuple[Tensor, Tensor]:
         """Token-level top-k routing: weights and expert indices, both (T, active)."""
-        top = self.router(normed).float().topk(self.config.active, dim=-1)
+        experts, active = self.config.experts, self.config.active
+        if self.config.routing == "uniform":
+            chosen = torch.arange(experts, device=normed.device).expand(len(normed), -1)
+            return torch.full_like(chosen, 1 / experts, dtype=torch.float32), chosen
+        if self.config.routing == "random":
+            generator = torch.Generator().manual_seed(len(normed))
+            scores = torch.rand(len(normed), experts, generator=generator).to(normed.device)
+        else:
+            scores = self.router(normed).float()
+        top = scores.topk(active, dim=-1)
         return top.values.softmax(-1), top.indices
 
     def multiplications(self) -> int:
-        width = self.down.shape[1]
+        config = self.config
+        running = config.experts if config.routing == "uniform" else config.active
+        router = self.down.shape[1] * config.experts if config.routing == "learned" else 0
         per_expert = self.expert_in[0].numel() + self.expert_out[0].numel()
-        return (
-            super().multiplications()
-            + width * self.config.experts
-            + self.config.active * per_expert
-        )
+        return super().multiplications() + router + running * per_expert
 
     @classmethod
-    def upgrade(cls, ridge: Ridge, experts: int, active: int, hidden: int) -> Mixture:
+    def upgrade(
+        cls, ridge: Translator, experts: int, active: int, hidden: int, routing: str = "learned"
+    ) -> Mixture:
         """A mixture that starts out equal to a fitted ridge."""
-        config = replace(ridge.config, kind=cls.kind, experts=experts, active=active, hidden=hidden)
+        config = replace(
+            ridge.config, kind=cls.kind, experts=experts, active=active, hidden=hidden,
+            routing=routing,
+        )  # fmt: skip
         mixture = cls(config)
         _, unexpected = mixture.load_state_dict(ridge.state_dict(), strict=False)
         if unexpected:

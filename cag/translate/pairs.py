@@ -16,7 +16,7 @@ from cag.lm.cache import KV, Context
 from cag.lm.capture import record_queries
 from cag.lm.loading import LM
 from cag.lm.prompt import PASSAGE_FORMAT, REFERENCE_PREFIX, Template, prefix_ids
-from cag.translate.base import align_texts
+from cag.translate.base import align_texts, flatten
 from cag.translate.examples import Example
 
 
@@ -26,9 +26,8 @@ class Pair:
 
     Attributes
     ----------
-    latents
-        What the translator keeps of the reference KV, with shape (S, rank), or the flat
-        source itself with shape (S, source_size).
+    source
+        The reference's canonical KV, flat: shape (S, numbers per token).
     alignment, ids
         Reference index and target id of the T target tokens.
     native
@@ -45,7 +44,7 @@ class Pair:
         The target's last hidden states over the suffix, with shape (len(suffix), hidden).
     """
 
-    latents: Tensor
+    source: Tensor
     alignment: Tensor
     ids: Tensor
     native: KV
@@ -111,6 +110,10 @@ class PairCollector:
         context.run(torch.tensor([ids], device=lm.device), logits=None)
         return context
 
+    def start(self) -> Context:
+        """A context of the target that holds the prefix only."""
+        return self._target_start.fork()
+
     @property
     def prefix_kv(self) -> KV:
         """The target's canonical KV of the prefix."""
@@ -132,30 +135,21 @@ class PairCollector:
         return text if len(spans) <= self.max_tokens else text[: spans[self.max_tokens - 1][1]]
 
     @torch.inference_mode()
-    def native(self, text: str) -> tuple[list[int], KV]:
-        """Target ids and canonical native KV of a trimmed passage."""
-        ids = self.target.encode(text)
-        context = self._target_start.fork()
-        start = context.length
-        context.run(torch.tensor([ids], device=self.target.device), logits=None)
-        return ids, context.canonical(start, context.length)
-
-    @torch.inference_mode()
-    def collect(self, example: Example, chooser: random.Random) -> tuple[Pair, KV]:
-        """One pair (with empty latents) and the reference KV to compress."""
+    def collect(self, example: Example, chooser: random.Random) -> Pair:
+        """What both models make of one passage."""
         text = self.trim(example.text)
         source, spans = self.source(text)
         ids, alignment = align_texts(spans, self.target, text)
         suffix_ids, answers = self._suffix(example, chooser)
-        context = self._target_start.fork()
+        context = self.start()
         start, middle = context.length, context.length + len(ids)
         with record_queries(self.target) as recording:
             read = torch.tensor([ids + suffix_ids], device=self.target.device)
             states = context.run(read, logits=None).last_hidden_state[0, len(ids) :]
         positions = self._query_positions(len(ids), answers, chooser)
         queries = torch.stack([q[0, :, positions] for q in recording.queries])
-        pair = Pair(
-            latents=torch.empty(0),
+        return Pair(
+            source=flatten(source).to("cpu", torch.bfloat16),
             alignment=torch.tensor(alignment),
             ids=torch.tensor(ids),
             native=context.canonical(start, middle).to("cpu", torch.bfloat16),
@@ -166,7 +160,6 @@ class PairCollector:
             answers=torch.tensor(answers),
             states=states.to("cpu", torch.bfloat16),
         )
-        return pair, source
 
     def _suffix(self, example: Example, chooser: random.Random) -> tuple[list[int], list[bool]]:
         """Up to four questions with answers, as one suffix, and where answers are predicted."""

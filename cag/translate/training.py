@@ -1,17 +1,18 @@
 """Train a translator: closed form first, then attention matching, then end to end.
 
 Every stage leaves a file in the run folder, so a run that is stopped goes on where it was.
+Pairs lie in the run folder itself and serve every kind of translator; what one kind makes of
+them lies in a folder of its own.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,27 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from cag.align import align
 from cag.errors import TranslatorError
 from cag.lm.anchor import lowest_layer, with_predecessors
-from cag.lm.cache import KV, Context
+from cag.lm.cache import KV
 from cag.lm.loading import LM, fastest_dtype
 from cag.lm.prompt import DEFAULT_TEMPLATE, Template
-from cag.translate.base import TranslatorConfig, flatten, with_lowest_layer
-from cag.translate.checkpoint import Checkpoint, save_tensors
+from cag.translate.base import (
+    TRANSLATORS,
+    Batch,
+    Translator,
+    TranslatorConfig,
+    with_lowest_layer,
+)
+from cag.translate.checkpoint import save_tensors
+from cag.translate.descent import descend
 from cag.translate.examples import Example
-from cag.translate.losses import AttentionMatching, answer_loss
+from cag.translate.losses import AttentionMatching, answer_loss, kv_error, outputs_of, replay_error
 from cag.translate.mixture import Mixture
-from cag.translate.pairs import Pair, PairCollector, shuffled, stored_pairs
-from cag.translate.ridge import Moments, Ridge
+from cag.translate.pairs import Pair, PairCollector, stored_pairs
 
 Log = Callable[[dict[str, Any]], None]
+Edit = Callable[[KV, KV], KV]
 
 
 @dataclass(frozen=True)
@@ -42,10 +49,12 @@ class Recipe:
 
     Attributes
     ----------
+    kind
+        ``mixture``, ``ridge`` (closed form only), or one of the baselines.
+    projection_passages
+        How many passages the widest regression is fitted on.
     minutes
         Wall-clock budget of the gradient stages together.
-    projection_passages
-        How many passages the shared latent is fitted on.
     matching_share
         Share of `minutes` spent on attention matching; the rest goes end to end.
     batch
@@ -54,8 +63,15 @@ class Recipe:
         Peak learning rates of the two stages; the closed-form maps get a fifth.
     average
         Decay of the exponential moving average of the weights that is kept.
+    matching
+        Weights of attention KL, attention output error and KV error, in both stages.
+    answers
+        Weights of answer KL, answer NLL and the shift of the last states, end to end.
+    replay
+        Weight of the paper's own Context Correction Loss, end to end; for comparison.
     """
 
+    kind: str = "mixture"
     rank: int = 512
     key_rank: int = 768
     value_rank: int = 512
@@ -63,6 +79,8 @@ class Recipe:
     experts: int = 4
     active: int = 2
     hidden: int = 96
+    routing: str = "learned"
+    reference_layers: tuple[int, ...] | None = None
     projection_passages: int = 400
     minutes: float = 35.0
     matching_share: float = 0.3
@@ -70,6 +88,9 @@ class Recipe:
     matching_rate: float = 3e-4
     answer_rate: float = 6e-5
     average: float = 0.98
+    matching: tuple[float, float, float] = (1.0, 1.0, 0.2)
+    answers: tuple[float, float, float] = (1.0, 0.3, 0.5)
+    replay: float = 0.0
     seed: int = 0
 
 
@@ -82,11 +103,13 @@ class Trainer:
     reference, target
         The models.
     folder
-        Run folder: pairs, stages, checkpoints and the log.
+        Run folder: pairs, stages, checkpoints.
     examples, held_out
         Passages to train on, and to choose by; no passage may be in both.
     log
         Called with one plain dict per event.
+    work
+        Where stages lie, if not in `folder`: several runs can share the pairs there.
     """
 
     reference: LM
@@ -97,6 +120,7 @@ class Trainer:
     recipe: Recipe = field(default_factory=Recipe)
     template: Template = DEFAULT_TEMPLATE
     log: Log = lambda event: None
+    work: Path | None = None
 
     def __post_init__(self) -> None:
         overlap = {e.text for e in self.examples} & {e.text for e in self.held_out}
@@ -104,85 +128,125 @@ class Trainer:
             raise TranslatorError(
                 f"{len(overlap)} held-out passages are also trained on; separate the data"
             )
-        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.recipe.kind not in TRANSLATORS:
+            known = ", ".join(TRANSLATORS)
+            raise TranslatorError(f"unknown kind '{self.recipe.kind}'; use one of: {known}")
         self._check_same_run()
         self.collector = PairCollector(self.reference, self.target, self.template)
-        self._prefix = self.collector.prefix_kv
-        self.matching = AttentionMatching(self.target, self._prefix)
-        self._start = self.collector._target_start
-        self._half = fastest_dtype(str(self.target.device)) == torch.bfloat16
+        self.prefix = self.collector.prefix_kv
+        self.matching = AttentionMatching(self.target, self.prefix)
+        self.half = fastest_dtype(str(self.target.device)) == torch.bfloat16
 
     def _check_same_run(self) -> None:
         """A folder resumes only the run it was made by."""
-        described = {
+        run = {
             "reference": self.reference.fingerprint,
             "target": self.target.fingerprint,
             "examples": _digest(self.examples),
             "held_out": _digest(self.held_out),
             "template": self.template.fingerprint,
-            "recipe": asdict(self.recipe),
+            "seed": self.recipe.seed,
         }
-        path = self.folder / "run.json"
-        if path.exists() and json.loads(path.read_text()) != described:
-            raise TranslatorError(
-                f"'{self.folder}' holds a run with other models, data or settings; move it away or "
-                "delete it to start anew"
-            )
-        path.write_text(json.dumps(described, indent=1))
+        recipe = json.loads(json.dumps(asdict(self.recipe)))
+        for path, described in (
+            (self.folder / "run.json", run),
+            (self.stages / "recipe.json", recipe),
+        ):
+            if path.exists() and json.loads(path.read_text()) != described:
+                raise TranslatorError(
+                    f"'{path.parent}' holds a run with other models, data or settings; move it "
+                    "away or delete it to start anew"
+                )
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(described, indent=1))
+
+    @property
+    def stages(self) -> Path:
+        """Where the stages of this kind of translator lie."""
+        return (self.work or self.folder) / self.recipe.kind
 
     # -- the stages ------------------------------------------------------------------------
 
-    def run(self) -> Mixture:
+    def run(self) -> Translator:
         """All stages in order; returns the finished translator."""
         torch.manual_seed(self.recipe.seed)
-        ridge = self.fit()
-        mixture = Mixture.upgrade(
-            ridge, self.recipe.experts, self.recipe.active, self.recipe.hidden
-        ).to(self.target.device)
-        minutes = self.recipe.minutes
-        share = self.recipe.matching_share
-        self._descend(mixture, "matching", minutes * share, self.recipe.matching_rate)
-        before = self.recovered(mixture)
-        kept = {name: tensor.clone() for name, tensor in mixture.state_dict().items()}
-        self._descend(mixture, "answers", minutes * (1 - share), self.recipe.answer_rate)
-        after = self.recovered(mixture)
+        self.collect()
+        translator = self.start()
+        recipe, share = self.recipe, self.recipe.matching_share
+        descend(self, translator, "matching", recipe.minutes * share, recipe.matching_rate)
+        before = self.recovered(translator)
+        kept = {name: tensor.clone() for name, tensor in translator.state_dict().items()}
+        descend(self, translator, "answers", recipe.minutes * (1 - share), recipe.answer_rate)
+        after = self.recovered(translator)
         self.log({"stage": "answers", "recovered_before": before, "recovered_after": after})
         if after["translated"] > before["translated"]:  # end to end must earn its place
-            mixture.load_state_dict(kept)
+            translator.load_state_dict(kept)
             after = before
-        mixture.report.recovered = after["recovered"]
-        mixture.report.details |= {"held_out": after, "recipe": asdict(self.recipe)}
-        return mixture
+        translator.report.recovered = after["recovered"]
+        translator.report.details |= {
+            "held_out": after,
+            "recipe": json.loads(json.dumps(asdict(recipe))),
+            "passages": len(self.examples),
+            "held_out_passages": len(self.held_out),
+        }
+        translator.save(self.stages)
+        return translator
 
-    def fit(self) -> Ridge:
-        """Collect pairs and fit the ridge in closed form."""
-        path = self.folder / "ridge.safetensors"
-        ridge = Ridge(self._config()).to(self.target.device)
-        if path.exists():
-            ridge.load_state_dict(load_file(path))
-            return ridge
-        if self.target.spec.family in ("gemma3_text", "qwen3"):
-            ridge.norm_weight.copy_(_key_norm_weights(self.target))
-        projection = self.folder / "projection.safetensors"
-        if projection.exists():
-            ridge.load_state_dict(load_file(projection))
-        else:
-            self._fit_projection(ridge)
-            save_tensors(ridge.state_dict(), projection)
-        self._collect(ridge, self.examples, self.folder / "pairs", self.recipe.seed)
-        self._collect(ridge, self.held_out, self.folder / "held_out", self.recipe.seed + 1)
-        self._fit_output(ridge)
-        measured = self.recovered(ridge)
-        ridge.report.recovered = measured["recovered"]
-        ridge.save(self.folder / "ridge")
-        save_tensors(ridge.state_dict(), path)
-        self.log({"stage": "ridge", **measured})
-        return ridge
+    def collect(self) -> None:
+        """Run both models over all passages; what is on disk already is kept."""
+        self._collect(self.examples, self.folder / "pairs", self.recipe.seed)
+        self._collect(self.held_out, self.folder / "held_out", self.recipe.seed + 1)
 
-    def _config(self) -> TranslatorConfig:
+    def _collect(self, examples: Sequence[Example], folder: Path, seed: int) -> None:
+        folder.mkdir(exist_ok=True)
+        for index, example in enumerate(examples):
+            path = folder / f"{index:06d}.safetensors"
+            if path.exists():
+                continue
+            pair = self.collector.collect(example, random.Random(f"{seed}/{index}"))
+            pair.save(path)
+            self.progress("collect", index, len(examples))
+
+    def start(self) -> Translator:
+        """The translator that descent starts from: everything in closed form."""
         recipe = self.recipe
+        if recipe.kind != "mixture":
+            return self.fit(recipe.kind)
+        ridge = self.fit("ridge")
+        mixture = Mixture.upgrade(
+            ridge, recipe.experts, recipe.active, recipe.hidden, recipe.routing
+        )
+        return mixture.to(self.target.device)
+
+    def fit(self, kind: str) -> Translator:
+        """Fit a kind in closed form, or read what an earlier call fitted."""
+        translator = self.empty(kind)
+        path = self.stages.parent / kind / "fitted.safetensors"
+        if path.exists():
+            translator.load_state_dict(load_file(path))
+            return translator
+        translator.fit(self.batches, self.recipe.projection_passages)
+        measured = self.recovered(translator)
+        translator.report.recovered = measured["recovered"]
+        translator.report.details |= {"passages": len(self.examples)}
+        translator.save(path.parent)
+        save_tensors(translator.state_dict(), path)
+        self.log({"stage": kind, **measured})
+        return translator
+
+    def empty(self, kind: str) -> Translator:
+        """An unfitted translator of that kind."""
+        translator = TRANSLATORS[kind](self.config(kind)).to(self.target.device)
+        if translator.config.key_norm:
+            translator.norm_weight.copy_(_key_norm_weights(self.target))
+        return translator
+
+    def config(self, kind: str) -> TranslatorConfig:
+        """The config of a translator of that kind by this recipe."""
+        recipe = self.recipe
+        layers = recipe.reference_layers
         return TranslatorConfig(
-            kind="ridge",
+            kind=kind,
             reference=self.reference.name,
             target=self.target.name,
             reference_fingerprint=self.reference.fingerprint,
@@ -193,122 +257,36 @@ class Trainer:
             key_rank=recipe.key_rank,
             value_rank=recipe.value_rank,
             predecessors=recipe.predecessors,
+            hidden=recipe.hidden,
+            reference_layers=None if layers is None else list(layers),
             key_norm=self.target.spec.family in ("gemma3_text", "qwen3"),
         )
 
-    def _fit_projection(self, ridge: Ridge) -> None:
-        config = ridge.config
-        outputs = 2 * math.prod(config.output_shape)
-        moments = Moments(config.source_size + config.target_spec["hidden_size"], outputs)
-        chosen = random.Random(self.recipe.seed).sample(
-            self.examples, min(self.recipe.projection_passages, len(self.examples))
-        )
-        for index, example in enumerate(chosen):
-            text = self.collector.trim(example.text)
-            source, spans = self.collector.source(text)
-            ids, native = self.collector.native(text)
-            alignment = align(spans, self.target.encode_with_offsets(text)[1])
-            anchors = with_predecessors(self.target, ids, [], 0)
-            inputs = torch.cat([flatten(source).float()[alignment], anchors.float()], -1)
-            moments.add(inputs, _outputs(native))
-            self._progress("projection", index, len(chosen))
-        ridge.fit_projection(moments)
-
-    def _collect(self, ridge: Ridge, examples: Sequence[Example], folder: Path, seed: int) -> None:
-        folder.mkdir(exist_ok=True)
-        for index, example in enumerate(examples):
-            path = folder / f"{index:06d}.safetensors"
-            if path.exists():
-                continue
-            pair, source = self.collector.collect(example, random.Random(f"{seed}/{index}"))
-            pair.latents = ridge.compress(flatten(source).float()).detach().bfloat16().cpu()
-            pair.save(path)
-            self._progress("collect", index, len(examples))
-
-    def _fit_output(self, ridge: Ridge) -> None:
-        config = ridge.config
-        outputs = 2 * math.prod(config.output_shape)
-        moments = Moments(2 * config.rank + config.anchor_size, outputs)
+    def batches(self, limit: int | None = None) -> Iterator[Batch]:
+        """The training passages, sixteen at a time: large products are faster."""
         paths = stored_pairs(self.folder / "pairs")
-        held: list[tuple[Tensor, Tensor]] = []
-        for index, path in enumerate(paths):
-            pair = Pair.load(path, self.target.device)
-            features = ridge.features(pair.latents.float()[pair.alignment], self._anchors(pair))
-            held.append((features.detach(), _outputs(pair.native)))
-            if len(held) == 16 or index + 1 == len(paths):  # large products are faster
-                moments.add(*(torch.cat(side) for side in zip(*held, strict=True)))
-                held.clear()
-            self._progress("ridge", index, len(paths))
-        ridge.fit_output(moments)
-
-    # -- gradient descent ------------------------------------------------------------------
-
-    def _descend(self, mixture: Mixture, stage: str, minutes: float, rate: float) -> None:
-        done = self.folder / f"{stage}.safetensors"
-        if done.exists():
-            mixture.load_state_dict(load_file(done))
-            return
-        if minutes <= 0:
-            return
-        optimizer = _optimizer(mixture, rate)
-        averaged = {n: t.detach().clone() for n, t in mixture.state_dict().items()}
-        state = Checkpoint(self.folder / f"{stage}.checkpoint.safetensors")
-        state.restore(mixture, optimizer, averaged)
-        chooser = random.Random(f"{self.recipe.seed}/{stage}/{state.step}")
-        pairs = shuffled(stored_pairs(self.folder / "pairs"), chooser, self.target.device)
-        started, last = time.monotonic() - state.seconds, time.monotonic()
-        sums: list[list[float]] = []
-        while (share := (time.monotonic() - started) / (60 * minutes)) < 1:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak"] * _schedule(share, state.step)
-            sums += self._step(mixture, optimizer, pairs, stage)
-            state.step += 1
-            decay = min(self.recipe.average, state.step / (state.step + 10))
-            for name, tensor in mixture.state_dict().items():
-                averaged[name].lerp_(tensor, 1 - decay)
-            if time.monotonic() - last > 120:
-                state.seconds = time.monotonic() - started
-                state.save(mixture, optimizer, averaged)
-                self._log_curve(mixture, averaged, stage, state, sums)
-                sums, last = [], time.monotonic()
-        mixture.load_state_dict(averaged)
-        save_tensors(mixture.state_dict(), done)
-        state.path.unlink(missing_ok=True)
-
-    def _step(
-        self, mixture: Mixture, optimizer: torch.optim.Optimizer, pairs: Iterator[Pair], stage: str
-    ) -> list[list[float]]:
-        optimizer.zero_grad(set_to_none=True)
-        batch = [next(pairs) for _ in range(self.recipe.batch)]
-        translated = self.translate(mixture, batch)
-        terms = torch.stack(
-            [
-                torch.stack([*self.matching(kv, pair), _kv_error(mixture, standardised, pair)])
-                for pair, (kv, standardised) in zip(batch, translated, strict=True)
-            ]
-        )
-        weights = [1.0, 1.0, 0.2]
-        if stage == "answers":
-            answers = answer_loss(self.target, self._prefix, [kv for kv, _ in translated], batch)
-            terms = torch.cat([terms, answers], dim=1)
-            weights += [1.0, 0.3, 0.5]
-        (terms.mean(0) @ torch.tensor(weights, device=terms.device)).backward()
-        torch.nn.utils.clip_grad_norm_(mixture.parameters(), 1.0)
-        optimizer.step()
-        return terms.detach().tolist()
-
-    def translate(self, translator: Ridge, pairs: Sequence[Pair]) -> list[tuple[KV, Tensor]]:
-        """Translated KV of stored pairs, each with its standardised form (T, 2, outputs)."""
-        sizes = [len(pair.ids) for pair in pairs]
-        with torch.autocast(self.target.device.type, torch.bfloat16, enabled=self._half):
-            features = torch.cat(
-                [
-                    translator.features(p.latents.float()[p.alignment], self._anchors(p))
-                    for p in pairs
-                ]
+        if limit is not None and limit < len(paths):
+            paths = sorted(random.Random(self.recipe.seed).sample(paths, limit))
+        for at in range(0, len(paths), 16):
+            pairs = [Pair.load(path, self.target.device) for path in paths[at : at + 16]]
+            yield Batch(
+                source=torch.cat([p.source[p.alignment] for p in pairs]).float(),
+                anchors=torch.cat([self._anchors(p) for p in pairs]),
+                outputs=torch.cat([outputs_of(p.native) for p in pairs]),
+                starts=_starts(pairs),
             )
-            standardised = translator.predict(features)
+            self.progress("fit", min(at + 16, len(paths)) - 1, len(paths), every=80)
+
+    # -- translating stored pairs ----------------------------------------------------------
+
+    def translate(self, translator: Translator, pairs: Sequence[Pair]) -> list[tuple[KV, Tensor]]:
+        """Translated KV of stored pairs, each with its standardised form (T, 2, outputs)."""
+        with torch.autocast(self.target.device.type, torch.bfloat16, enabled=self.half):
+            latents = [translator.compress(p.source.float())[p.alignment] for p in pairs]
+            anchors = torch.cat([self._anchors(p) for p in pairs])
+            standardised = translator.predict(torch.cat(latents), anchors, _starts(pairs))
         keys, values = translator.finish(standardised.float())
+        sizes = [len(pair.ids) for pair in pairs]
         start = len(self.collector.prefix)
         result = []
         for pair, k, v, s in zip(
@@ -322,24 +300,43 @@ class Trainer:
         ids, count = pair.ids.tolist(), self.recipe.predecessors
         return with_predecessors(self.target, ids, self.collector.prefix, count)
 
+    def losses(self, translator: Translator, pairs: Sequence[Pair], stage: str) -> Tensor:
+        """The terms that `stage` weighs, per pair: shape (B, 3) matching, (B, 7) end to end."""
+        translated = self.translate(translator, pairs)
+        rows = []
+        for pair, (kv, standardised) in zip(pairs, translated, strict=True):
+            nothing = kv.keys.new_zeros(())
+            weighed = any(self.recipe.matching[:2])
+            attention = self.matching(kv, pair) if weighed else (nothing, nothing)
+            rows.append(torch.stack([*attention, kv_error(translator, standardised, pair)]))
+        terms = torch.stack(rows)
+        if stage == "answers":
+            answers = answer_loss(self.target, self.prefix, [kv for kv, _ in translated], pairs)
+            replayed = torch.stack(
+                [self._replay_error(*t) for t in zip(translated, pairs, strict=True)]
+            )
+            terms = torch.cat([terms, answers, replayed[:, None]], dim=1)
+        return terms
+
+    def _replay_error(self, translated: tuple[KV, Tensor], pair: Pair) -> Tensor:
+        if not self.recipe.replay:
+            return translated[0].keys.new_zeros(())
+        return replay_error(self.target, self.collector.start(), translated[0], pair)
+
     # -- measuring -------------------------------------------------------------------------
 
     @torch.no_grad()
-    def recovered(self, translator: Ridge, limit: int = 48) -> dict[str, float]:
-        """Held-out answer NLL (nats per token): native, translated, without context."""
-        totals = torch.zeros(3)
-        paths = stored_pairs(self.folder / "held_out")[:limit]
-        for path in paths:
-            pair = Pair.load(path, self.target.device)
-            ((translated, _),) = self.translate(translator, [pair])
-            totals += torch.tensor(
-                [
-                    self._answer_nll(pair.native.to(torch.float32), pair),
-                    self._answer_nll(translated, pair),
-                    self._answer_nll(None, pair),
-                ]
-            )
-        native, found, none = (totals / len(paths)).tolist()
+    def recovered(
+        self,
+        translator: Translator,
+        limit: int = 48,
+        edit: Edit = lambda translated, native: translated,
+    ) -> dict[str, float]:
+        """Held-out answer NLL (nats per token): native, translated, without context.
+
+        `edit` may put something of the native KV back before the translated one is read.
+        """
+        native, found, none = self.answer_nlls(translator, limit, edit).mean(0).tolist()
         return {
             "native": native,
             "translated": found,
@@ -347,8 +344,20 @@ class Trainer:
             "recovered": (none - found) / ((none - native) or 1e-6),
         }
 
+    @torch.no_grad()
+    def answer_nlls(self, translator: Translator, limit: int, edit: Edit) -> Tensor:
+        """Per held-out passage the answer NLL native, translated, without context: (N, 3)."""
+        rows = []
+        for path in stored_pairs(self.folder / "held_out")[:limit]:
+            pair = Pair.load(path, self.target.device)
+            native = pair.native.to(torch.float32)
+            ((translated, _),) = self.translate(translator, [pair])
+            read = (native, edit(translated, native), None)
+            rows.append([self._answer_nll(kv, pair) for kv in read])
+        return torch.tensor(rows)
+
     def _answer_nll(self, kv: KV | None, pair: Pair) -> float:
-        context: Context = self._start.fork()
+        context = self.collector.start()
         if kv is not None:
             context.append(kv)
         logits = context.run(pair.suffix_ids[None], logits=0).logits[0]
@@ -356,66 +365,19 @@ class Trainer:
         found = logits[at].float().log_softmax(-1)
         return float(torch.nn.functional.nll_loss(found, pair.suffix_ids[at + 1]))
 
-    def _log_curve(
-        self,
-        mixture: Mixture,
-        averaged: dict[str, Tensor],
-        stage: str,
-        state: Checkpoint,
-        sums: list[list[float]],
-    ) -> None:
-        current = {n: t.detach().clone() for n, t in mixture.state_dict().items()}
-        mixture.load_state_dict(averaged)
-        measured = self.recovered(mixture)
-        mixture.load_state_dict(current)
-        names = ("attention_kl", "output_error", "kv_error", "answer_kl", "answer_nll", "shift")
-        columns = [sum(column) / len(column) for column in zip(*sums, strict=True)]
-        self.log(
-            {
-                "stage": stage,
-                "step": state.step,
-                "minutes": round(state.seconds / 60, 1),
-                **{n: round(c, 4) for n, c in zip(names, columns, strict=False)},
-                **{n: round(v, 4) for n, v in measured.items()},
-            }
-        )
-
-    def _progress(self, stage: str, index: int, total: int) -> None:
-        if (index + 1) % 50 == 0 or index + 1 == total:
+    def progress(self, stage: str, index: int, total: int, every: int = 50) -> None:
+        """Log how far a stage is, now and then."""
+        if (index + 1) % every == 0 or index + 1 == total:
             self.log({"stage": stage, "done": index + 1, "of": total})
+
+
+def _starts(pairs: Sequence[Pair]) -> list[int]:
+    return list(accumulate((len(pair.ids) for pair in pairs[:-1]), initial=0))
 
 
 def _digest(examples: Sequence[Example]) -> str:
     text = json.dumps([asdict(example) for example in examples], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _optimizer(mixture: Mixture, rate: float) -> torch.optim.Optimizer:
-    mixture.project.requires_grad_(False)  # the pairs on disk are its outputs
-    gentle: list[Tensor] = []
-    free: list[Tensor] = []
-    for name, parameter in mixture.named_parameters():
-        if parameter.requires_grad:
-            (gentle if name in ("down", "key_up", "value_up") else free).append(parameter)
-    groups = [{"params": gentle, "peak": rate / 5}, {"params": free, "peak": rate}]
-    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
-
-
-def _schedule(share: float, step: int) -> float:
-    """Warm-up over 30 steps, then a cosine down to a twentieth."""
-    return min(1.0, (step + 1) / 30) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * share)))
-
-
-def _outputs(native: KV) -> Tensor:
-    """All keys, then all values of layers above the lowest: (T, 2 * (L-1) * H * D)."""
-    both = torch.stack([native.keys[1:], native.values[1:]]).float()  # (2, L-1, H, T, D)
-    return both.permute(3, 0, 1, 2, 4).flatten(1)
-
-
-def _kv_error(translator: Ridge, standardised: Tensor, pair: Pair) -> Tensor:
-    wanted = _outputs(pair.native).unflatten(-1, (2, -1))
-    wanted = (wanted - translator.output_mean) / translator.output_scale
-    return torch.nn.functional.smooth_l1_loss(standardised.float(), wanted)
 
 
 def _key_norm_weights(target: LM) -> Tensor:

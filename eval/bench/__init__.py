@@ -1,1 +1,1 @@
-"""Benchmarks: ``python -m eval.bench quality|speed|ingest|exact|docs``."""
+"""Benchmarks: ``python -m eval.bench speed|load|flops|ingest|exact|server|docs``."""

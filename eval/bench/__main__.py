@@ -9,21 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from cag.errors import CagError
-from cag.models import Models
 from cag.settings import Settings
-from cag.translate import Translator, load_translator
-from cag.translate.finding import ZOO, pair_name
-from eval.arms import ARMS, Bench
 from eval.bench.docs import run_docs
 from eval.bench.exact import run_exact
+from eval.bench.flops import flops_table, run_flops
 from eval.bench.ingest import run_ingest
-from eval.bench.quality import run_quality, summarise
-from eval.bench.speed import run_speed
-from eval.data import Question, read_squad, sample
+from eval.bench.load import run_load
+from eval.bench.speed import LENGTHS, run_speed
+from eval.data import Question, Task, read_squad
 from store import StoreError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -59,95 +55,44 @@ def _lines(value: Any, name: str) -> Iterator[str]:
 
 
 def _questions(data: Path, n: int, seed: int) -> list[Question]:
-    questions = sample(read_squad(data), n, seed)
-    if not questions:
-        raise CagError(f"'{data}' holds no questions with an answer; give another file")
-    return questions
-
-
-def _translators(models: Models, settings: Settings) -> dict[str, Translator]:
-    """The pair's translator, and the ridge that it was trained from."""
-    reference, target = models.lm(settings.reference), models.lm(settings.target)
-    translators: dict[str, Translator] = {}
-    name = pair_name(settings.reference, settings.target)
-    found = models.translator(settings.reference, settings.target)
-    if found is not None:
-        translators["translated"] = found
-        for ridge in (settings.home / "runs" / name / "ridge", ZOO / name / "ridge"):
-            if (ridge / "translator.json").exists():
-                translators["ridge"] = load_translator(ridge, next(found.parameters()).dtype)
-                break
-    for translator in translators.values():
-        translator.check_models(reference.fingerprint, target)
-    return translators
-
-
-@app.command()
-def quality(
-    data: DataOption,
-    n: Annotated[int, typer.Option("--n", min=1, help="Questions.")] = 300,
-    seed: int = 0,
-    arms: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(ARMS),
-    reference: str | None = None,
-    target: str | None = None,
-    dtype: str | None = None,
-    log: Annotated[Path | None, typer.Option(help="JSON lines per example; resumes.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """F1, EM and answer NLL of every arm over given passages."""
-    settings = _settings(reference, target, dtype)
-    models = Models(settings)
-    names = arms.split(",")
-    if unknown := [name for name in names if name not in ARMS]:
-        raise CagError(f"unknown arm '{unknown[0]}'; use some of: {', '.join(ARMS)}")
-    questions = _questions(data, n, seed)
-    translators = _translators(models, settings)
-    needs = {"translated": "translated", "wrong_passage": "translated", "ridge": "ridge"}
-    for name in [n for n in names if n in needs and needs[n] not in translators]:
-        names.remove(name)
-        typer.echo(f"arm '{name}' is left out: it needs `cag train` to have run here", err=True)
-    bench = Bench(models.lm(settings.reference), models.lm(settings.target), translators)
-
-    def tell(done: int, total: int) -> None:
-        if done % 25 == 0:
-            typer.echo(f"{done}/{total}", err=True)
-
-    with torch.inference_mode():
-        rows = run_quality(bench, questions, names, log, tell)
-    result = summarise(rows, names) | {
-        "seed": seed,
-        "data": data.name,
-        "reference": settings.reference,
-        "target": settings.target,
-        "dtype": str(bench.target.dtype),
-    }
-    for name in ("retention", "recovered"):
-        if "translated" in result["arms"]:
-            result[name] = result["arms"]["translated"].get(name)
-    if as_json:
-        typer.echo(json.dumps(result, indent=2))
-        return
-    typer.echo(f"{'arm':14} {'F1':>6} {'EM':>6} {'NLL':>6} {'retention (95%)':>22} recovered")
-    for name, arm in result["arms"].items():
-        low, high = arm.get("retention_95", (float("nan"),) * 2)
-        typer.echo(
-            f"{name:14} {arm['f1']:6.3f} {arm['em']:6.3f} {arm['nll']:6.3f} "
-            f"{arm.get('retention', float('nan')):8.3f} ({low:.3f}-{high:.3f}) "
-            f"{arm.get('recovered', float('nan')):9.3f}"
-        )
+    return Task("file", "report", str(data), read_squad).questions(Path(), n, seed)
 
 
 @app.command()
 def speed(
-    tokens: Annotated[int, typer.Option(min=1, help="Passage tokens.")] = 1000,
+    tokens: Annotated[
+        list[int], typer.Option(min=1, help="Passage tokens; may be given several times.")
+    ] = list(LENGTHS),  # noqa: B006
     repeats: Annotated[int, typer.Option(min=1)] = 5,
     reference: str | None = None,
     target: str | None = None,
     dtype: str | None = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Time to the first token, direct / translated, warm and cold."""
+    """Time to the first token and memory, direct / translated, warm and cold."""
     _print(run_speed(_settings(reference, target, dtype), tokens, repeats), as_json)
+
+
+@app.command()
+def load(
+    passages: Annotated[int, typer.Option(min=1, help="Stored passages.")] = 16,
+    rounds: Annotated[int, typer.Option(min=1)] = 5,
+    reference: str | None = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bytes per second out of the store against a raw read of its files, warm and cold."""
+    _print(run_load(_settings(reference, None, None), passages, rounds), as_json)
+
+
+@app.command()
+def flops(as_json: JsonOption = False) -> None:
+    """Cost of translating against reading, from the configs of known pairs alone."""
+    result = run_flops(Settings.from_environment())
+    if as_json:
+        _print(result, as_json)
+        return
+    for line in flops_table(result):
+        typer.echo(line)
 
 
 @app.command()
@@ -167,6 +112,22 @@ def exact(
     """Own path against direct path, same greedy text."""
     questions = _questions(data, n, seed)
     _print(run_exact(_settings(None, target, None), questions), as_json)
+
+
+@app.command()
+def server(
+    clients: Annotated[int, typer.Option(min=1, help="Concurrent clients.")] = 8,
+    requests: Annotated[int, typer.Option(min=1)] = 200,
+    mode: Annotated[str, typer.Option(help="translated, direct or own.")] = "translated",
+    reference: str | None = None,
+    target: str | None = None,
+    dtype: str = "float32",
+    as_json: JsonOption = False,
+) -> None:
+    """`cag serve` under concurrent clients: failures, equal answers, throughput, TTFT."""
+    from eval.bench.server import run_server  # needs the extra `server`
+
+    _print(run_server(_settings(reference, target, dtype), clients, requests, mode), as_json)
 
 
 @app.command()

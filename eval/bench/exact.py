@@ -17,7 +17,10 @@ from eval.data import Question
 
 
 def run_exact(settings: Settings, questions: Sequence[Question]) -> dict[str, Any]:
-    """Share of prompts with the same greedy text, for fp32 and bf16 on disk; model in fp32."""
+    """Share of prompts with the same greedy text, for fp32 and bf16 on disk; model in fp32.
+
+    Each prompt holds its question's first passage.
+    """
     settings = replace(settings, dtype="float32", max_tokens=16)
     models = Models(settings)
     result: dict[str, Any] = {"prompts": len(questions)}
@@ -31,13 +34,14 @@ def run_exact(settings: Settings, questions: Sequence[Question]) -> dict[str, An
 
 
 def _agrees(engine: CAG, question: Question) -> bool:
+    text = question.passages[0]
     passage = Passage(
         id=question.id,
         document="bench",
         title="",
         start=0,
-        end=len(question.passage),
-        text=question.passage,
+        end=len(text),
+        text=text,
         spans=[],
         identity={},
     )

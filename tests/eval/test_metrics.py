@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import random
+import time
 
 import pytest
+import torch
 
 from cag.answer import normalise, token_f1
-from eval.metrics import best_f1, bootstrap, exact_match, mean, recovered, retention_interval
+from eval.metrics import (
+    above_chance,
+    accuracy,
+    agrees,
+    best_f1,
+    bootstrap,
+    chosen,
+    difference_interval,
+    exact_match,
+    first_token_kl,
+    mean,
+    mean_interval,
+    ratio,
+    recovered,
+    recovered_interval,
+    retention_interval,
+)
 
 RANDOM = random.Random(7)
 NATIVE = [RANDOM.random() for _ in range(60)]
@@ -110,3 +129,100 @@ def test_retention_is_resampled_in_pairs() -> None:
     assert retention_interval(halves, NATIVE) == pytest.approx((0.5, 0.5))
     low, high = retention_interval(halves[::-1], NATIVE)
     assert high - low > 0.05
+
+
+# -- closed sets, agreement, divergence ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "choice"),
+    [
+        ("Yes", "yes"),
+        ("no, it is not", "no"),
+        ("The yes", "yes"),  # articles do not count
+        ("Not sure: yes", None),
+        ("nothing", None),  # whole words only
+        ("", None),
+        ("yes and no", "yes and no"),  # the longest that fits
+    ],
+)
+def test_a_choice_stands_at_the_start_of_an_answer(answer: str, choice: str | None) -> None:
+    assert chosen(answer, ("yes", "no", "yes and no")) == choice
+
+
+def test_accuracy_above_chance() -> None:
+    assert accuracy(["yes", None, "no", "no"], ["yes", "yes", "no", "yes"]) == 0.5
+    assert above_chance(1.0, ("yes", "no", "maybe")) == pytest.approx(2 / 3)
+    guessed = [above_chance(float(i % 2 == 0), ("yes", "no")) for i in range(10)]
+    assert mean(guessed) == 0
+
+
+@pytest.mark.parametrize(
+    ("found", "same"), [("The  tower.", 1.0), ("tower", 1.0), ("towers", 0.0), ("", 0.0)]
+)
+def test_agreement_is_between_normalised_answers(found: str, same: float) -> None:
+    assert agrees(found, "the tower") == same
+
+
+def test_first_token_kl() -> None:
+    native, found = torch.tensor([0.0, math.log(3)]), torch.tensor([0.0, 0.0])
+    by_hand = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.5)
+    assert first_token_kl(native, found) == pytest.approx(by_hand)
+    assert first_token_kl(native, native + 5) == pytest.approx(0, abs=1e-6)  # logits may be shifted
+    assert first_token_kl(found, native) != pytest.approx(by_hand)
+
+
+# -- fast intervals ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_intervals_of_means_are_those_of_the_slow_bootstrap(seed: int) -> None:
+    assert mean_interval(FOUND, seed) == pytest.approx(interval(seed), abs=0.02)
+    low, high = difference_interval(FOUND, NATIVE, seed)
+    both = [found - native for found, native in zip(FOUND, NATIVE, strict=True)]
+    assert (low, high) == pytest.approx(mean_interval(both, seed), abs=1e-9)
+    assert low < mean(FOUND) - mean(NATIVE) < high
+
+
+def test_an_interval_covers_the_truth_95_times_in_a_hundred() -> None:
+    chooser, covered = random.Random(3), 0
+    for _ in range(200):
+        low, high = mean_interval([float(chooser.random() < 0.4) for _ in range(100)])
+        covered += low <= 0.4 <= high
+    assert 180 <= covered <= 199
+
+
+def test_what_never_varies_has_no_width() -> None:
+    assert mean_interval([0.25] * 9) == pytest.approx((0.25, 0.25))
+    assert difference_interval(FOUND, FOUND) == (0, 0)
+    assert retention_interval(FOUND, FOUND) == (1, 1)
+    assert mean_interval([1.0]) == (1, 1)
+
+
+def test_recovered_interval() -> None:
+    none = [2.0 + x for x in NATIVE]
+    halfway = [1.0 + x for x in NATIVE]
+    assert recovered_interval(halfway, NATIVE, none) == pytest.approx((0.5, 0.5))
+    assert recovered_interval(none, NATIVE, none) == pytest.approx((0, 0))
+    low, high = recovered_interval(FOUND, NATIVE, none)
+    assert low < recovered(mean(FOUND), mean(NATIVE), mean(none)) < high
+
+
+def test_a_share_of_nothing_is_not_a_number() -> None:
+    assert math.isnan(ratio(0.5, 0.0))
+    assert math.isnan(recovered(1.0, 2.0, 2.0))
+    for low, high in (
+        retention_interval([1.0, 0.0], [0.0, 0.0]),
+        retention_interval([1.0] * 9, [1.0, *[0.0] * 8]),  # no share in many resamples
+        recovered_interval(FOUND, NATIVE, NATIVE),
+    ):
+        assert math.isnan(low) and math.isnan(high)
+
+
+def test_intervals_of_many_questions_take_no_time() -> None:
+    values = [random.random() for _ in range(1000)]
+    mean_interval(values)
+    started = time.process_time()
+    for _ in range(20):
+        retention_interval(values, values)
+    assert time.process_time() - started < 5  # a loop would take minutes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import pytest
 import torch
 from conftest import FAMILIES, TEXT, tiny_lm
 from safetensors.torch import load_file, save_file
+from test_ridge import toy_config
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from cag.errors import TranslatorError
 from cag.lm.cache import KV, Context
@@ -25,11 +29,13 @@ from cag.translate.base import (
     flatten,
     load_translator,
 )
+from cag.translate.training import _key_norm_weights
 
 REFERENCE, TARGET = tiny_lm("llama", 60), tiny_lm("gemma3_text", 20, seed=1)
+KINDS = list(TRANSLATORS)
 
 
-def random_translator(kind: str = "ridge", target: LM = TARGET) -> Translator:
+def random_translator(kind: str = "ridge", target: LM = TARGET, **changes: Any) -> Translator:
     """A small translator of random weights from a tiny llama."""
     config = TranslatorConfig(
         kind=kind,
@@ -45,11 +51,12 @@ def random_translator(kind: str = "ridge", target: LM = TARGET) -> Translator:
         experts=4 if kind == "mixture" else 0,
         hidden=5,
         key_norm=target.spec.family == "gemma3_text",
+        **changes,
     )
     torch.manual_seed(0)
     translator = TRANSLATORS[kind](config)
-    for tensor in translator.state_dict().values():
-        tensor.normal_(0.0, 0.2)
+    for name, tensor in translator.state_dict().items():
+        tensor.normal_(1.0 if name.endswith("_scale") else 0.0, 0.2)
     return translator.eval().requires_grad_(False)
 
 
@@ -66,10 +73,11 @@ def translated(translator: Translator, target: LM, text: str, prefix: list[int])
     return translator.translate([source], [alignment], target, [ids], prefix)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["gemma3_text", "gpt2"])
-def test_passages_together_are_what_they_are_one_by_one(family: str) -> None:
+def test_passages_together_are_what_they_are_one_by_one(family: str, kind: str) -> None:
     target = tiny_lm(family, 20, seed=1)
-    translator = random_translator("mixture", target)
+    translator = random_translator(kind, target)
     texts = [" The harbour is old.", " Boats are blue.", " Nine bells ring at noon."]
     before = target.encode("Context:")
     sources, alignments, passages, alone = [], [], [], []
@@ -87,9 +95,9 @@ def test_passages_together_are_what_they_are_one_by_one(family: str) -> None:
     torch.testing.assert_close(together.values, expected.values, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["ridge", "mixture"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_is_saved_comes_back_rounded_to_bf16(kind: str, tmp_path: Path) -> None:
-    saved = random_translator(kind)
+    saved = random_translator(kind, reference_layers=[0, 2], routing="uniform")
     saved.report.recovered, saved.report.details = 0.5, {"seed": 3}
     saved.save(tmp_path / "new" / "folder")
     loaded = load_translator(tmp_path / "new" / "folder")
@@ -205,7 +213,7 @@ def test_translating_runs_no_layer_and_its_lowest_layer_is_exact(family: str) ->
     torch.testing.assert_close(kv.values[0], native.values[0], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["ridge", "mixture"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_token_is_translated_without_looking_ahead(kind: str) -> None:
     translator = random_translator(kind)
     whole = translated(translator, TARGET, TEXT, [])
@@ -226,3 +234,87 @@ def test_flatten_gives_one_row_per_token() -> None:
     rows = flatten(kv)
     assert torch.equal(rows[2:5], flatten(kv[2:5]))
     assert torch.equal(rows.view(7, 3, 2, 2, 4)[:, :, 0], keys.permute(2, 0, 1, 3))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_multiplications_are_those_that_run(kind: str) -> None:
+    translator = TRANSLATORS[kind](toy_config(kind, experts=4, hidden=6, key_norm=True))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        translator.expand(translator.compress(torch.randn(30, 24)), torch.randn(30, 10))
+    assert counter.get_total_flops() == 2 * 30 * translator.multiplications() > 0
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "single_projection"])
+def test_reference_layers_that_are_not_chosen_may_hold_anything(kind: str) -> None:
+    translator = random_translator(kind, reference_layers=[1, 3])
+    ids, spans = REFERENCE.encode_with_offsets(TEXT[:80])
+    (source,) = prefill(REFERENCE, [], [ids])
+    ids, alignment = align_texts(spans, TARGET, TEXT[:80])
+
+    def without(layer: int) -> KV:
+        keys, values = source.keys.clone(), source.values.clone()
+        keys[layer], values[layer] = 0.0, 0.0
+        return translator.translate([KV(keys, values)], [alignment], TARGET, [ids], [])
+
+    whole = translator.translate([source], [alignment], TARGET, [ids], [])
+    same = [torch.equal(without(layer).keys, whole.keys) for layer in range(4)]
+    assert same == [True, False, True, False]
+    assert translator.config.source_size == REFERENCE.spec.numbers_per_token // 2
+
+
+@pytest.mark.parametrize("kind", ["ridge", "mixture"])
+def test_predecessors_below_zero_hide_the_tokens_themselves(kind: str) -> None:
+    """Two passages of equal reference KV differ in their lowest layer only."""
+    ids = TARGET.encode(TEXT[:60])
+    kv = KV(torch.randn(4, 2, 9, 8), torch.randn(4, 2, 9, 8))
+    alignment = [min(i, 8) for i in range(len(ids))]
+    for predecessors, seen in ((-1, False), (0, True)):
+        translator = random_translator(kind, predecessors=predecessors)
+        one, other = (
+            translator.translate([kv], [alignment], TARGET, [read], []) for read in (ids, ids[::-1])
+        )
+        assert not torch.equal(one.keys[0], other.keys[0])
+        assert torch.equal(one.keys[1:], other.keys[1:]) is not seen
+        assert torch.equal(one.values[1:], other.values[1:]) is not seen
+
+
+# -- the key norm ----------------------------------------------------------------------------
+
+
+def renormalised(translator: Translator, keys: Tensor) -> Tensor:
+    """What `finish` makes of keys (T, L-1, H, D) if nothing is standardised."""
+    flat = keys.flatten(1)
+    found, values = translator.finish(torch.stack([flat, flat], dim=1))
+    assert torch.equal(values, keys)
+    return found
+
+
+@pytest.mark.parametrize("size", [1.0, 1e3])
+def test_keys_get_the_scale_of_the_norm_weight(size: float) -> None:
+    torch.manual_seed(0)
+    translator = TRANSLATORS["ridge"](toy_config(key_norm=True))
+    weight = torch.tensor([[0.5, -2.0, 0.0, 30.0], [1.0, 1.0, 1.0, 1.0]])
+    translator.norm_weight.copy_(weight)
+    raw = size * torch.randn(9, 2, 2, 4)
+    keys = renormalised(translator, raw)
+    live = weight != 0
+    assert not keys[:, 0, :, 2].any()  # a zero weight makes a zero
+    assert torch.equal(keys.sign(), raw.sign() * live[:, None])
+    for layer in range(2):
+        unit = keys[:, layer, :, live[layer]] / weight[layer, live[layer]]
+        rms = unit.square().mean(-1).sqrt()
+        torch.testing.assert_close(rms, torch.ones_like(rms), atol=1e-4, rtol=0)
+    torch.testing.assert_close(renormalised(translator, keys), keys, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "qwen3"])
+def test_native_keys_already_have_their_norm(family: str) -> None:
+    lm = tiny_lm(family)
+    for layer in lm.body.layers:
+        layer.self_attn.k_norm.weight.normal_(1.0, 0.3)
+    config = replace(toy_config(key_norm=True), target_spec=lm.spec.to_json())
+    translator = TRANSLATORS["ridge"](config)
+    translator.norm_weight.copy_(_key_norm_weights(lm))
+    (native,) = prefill(lm, [], [lm.encode(TEXT)[:40]])
+    keys = native.keys[1:].permute(2, 0, 1, 3)
+    torch.testing.assert_close(renormalised(translator, keys), keys, atol=1e-3, rtol=1e-3)

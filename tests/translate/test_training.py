@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from conftest import FAMILIES, TEXT, tiny_lm
+from conftest import FAMILIES, TEXT, tiny_lm, tiny_models
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -20,15 +22,17 @@ from cag.errors import TranslatorError
 from cag.lm.cache import KV, Context
 from cag.lm.loading import LM
 from cag.lm.prompt import Template
-from cag.translate import training
-from cag.translate.base import load_translator
+from cag.settings import Settings
+from cag.translate import command, descent
+from cag.translate.base import Translator, load_translator
 from cag.translate.checkpoint import Checkpoint
+from cag.translate.descent import descend, make_optimizer
 from cag.translate.examples import Example
-from cag.translate.losses import AttentionMatching, answer_loss
+from cag.translate.losses import AttentionMatching, answer_loss, replay_error
 from cag.translate.mixture import Mixture
 from cag.translate.pairs import Pair, PairCollector
 from cag.translate.ridge import Ridge
-from cag.translate.training import Recipe, Trainer, _optimizer
+from cag.translate.training import Log, Recipe, Trainer
 
 SHORT = Template(prefix="Read this.\nContext:", suffix="\nQ: {question}\nA:")
 #: Minutes of a clock that jumps by a second whenever it is read: about 60 steps of descent.
@@ -68,13 +72,13 @@ class Run:
             "log": self.events.append,
         }  # fmt: skip
         trainer = Trainer(self.reference, self.target, self.folder, **{**settings, **changes})
-        trainer._half = False  # whether bf16 is faster differs between machines
+        trainer.half = False  # whether bf16 is faster differs between machines
         return trainer
 
     def times(self) -> dict[str, int]:
         """Modification times of all pairs."""
-        found = self.folder.glob("*/*.safetensors")
-        return {str(p): p.stat().st_mtime_ns for p in found if p.parent.name != "ridge"}
+        found = [p for name in ("pairs", "held_out") for p in (self.folder / name).glob("*")]
+        return {str(path): path.stat().st_mtime_ns for path in found}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -87,7 +91,7 @@ def ticking_clock() -> Iterator[None]:
 
     clock = SimpleNamespace(now=0.0, monotonic=monotonic)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "time", clock)
+        patch.setattr(descent, "time", clock)
         yield
 
 
@@ -99,7 +103,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Mixture]:
     return run, run.trainer().run()
 
 
-def loss(trainer: Trainer, translator: Ridge, folder: str = "held_out") -> float:
+def loss(trainer: Trainer, translator: Translator, folder: str = "held_out") -> float:
     """What the matching stage descends, averaged over the pairs of a folder."""
     pairs = [Pair.load(path) for path in sorted((trainer.folder / folder).glob("*.safetensors"))]
     with torch.no_grad():
@@ -113,6 +117,12 @@ def same_weights(left: torch.nn.Module, right: torch.nn.Module) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+def fitted_ridge(trainer: Trainer) -> Ridge:
+    ridge = trainer.fit("ridge")
+    assert isinstance(ridge, Ridge)
+    return ridge
+
+
 def upgraded(ridge: Ridge) -> Mixture:
     return Mixture.upgrade(ridge, RECIPE.experts, RECIPE.active, RECIPE.hidden)
 
@@ -123,25 +133,24 @@ def upgraded(ridge: Ridge) -> Mixture:
 def test_the_matching_stage_lowers_the_attention_loss(done: tuple[Run, Mixture]) -> None:
     run, _ = done
     trainer = run.trainer()
-    start = upgraded(trainer.fit())
-    matched = upgraded(trainer.fit())
-    matched.load_state_dict(load_file(run.folder / "matching.safetensors"))
+    start, matched = trainer.start(), trainer.start()
+    matched.load_state_dict(load_file(trainer.stages / "matching.safetensors"))
     assert loss(trainer, matched, "pairs") < 0.95 * loss(trainer, start, "pairs")
     assert loss(trainer, matched) < loss(trainer, start)
 
 
 def test_the_ridge_beats_saying_the_mean(done: tuple[Run, Mixture]) -> None:
     trainer = done[0].trainer()
-    ridge = trainer.fit()
+    ridge = fitted_ridge(trainer)
     fitted = loss(trainer, ridge)
     with torch.no_grad():
         ridge.down.zero_()
     assert fitted < 0.9 * loss(trainer, ridge)
 
 
-def test_descent_leaves_the_projection_as_the_pairs_were_made(done: tuple[Run, Mixture]) -> None:
+def test_descent_leaves_the_projection_and_the_key_norm_alone(done: tuple[Run, Mixture]) -> None:
     run, mixture = done
-    ridge = run.trainer().fit()
+    ridge = fitted_ridge(run.trainer())
     assert torch.equal(mixture.project, ridge.project)
     assert torch.equal(mixture.norm_weight, ridge.norm_weight)
     assert not torch.equal(mixture.down, ridge.down)
@@ -151,11 +160,13 @@ def test_the_average_is_kept_and_fitted_maps_move_gently(
     done: tuple[Run, Mixture], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = done[0].trainer()
-    start, mixture = trainer.fit(), upgraded(trainer.fit())
+    start = fitted_ridge(trainer)
+    mixture = upgraded(start)
     trainer.folder = tmp_path
+    trainer.stages.mkdir()
     (tmp_path / "pairs").symlink_to(done[0].folder / "pairs")
-    monkeypatch.setattr(training, "_schedule", lambda share, step: 1.0)
-    trainer._descend(mixture, "matching", 0.05, 1e-2)  # one step, which Adam makes 1e-2 long
+    monkeypatch.setattr(descent, "schedule", lambda share, step: 1.0)
+    descend(trainer, mixture, "matching", 0.05, 1e-2)  # one step, which Adam makes 1e-2 long
     kept = 10 / 11  # an average forgets its start within the first steps
     assert float(mixture.expert_out.detach().abs().max()) == pytest.approx(kept * 1e-2, rel=1e-2)
     moved = float((mixture.key_up - start.key_up).detach().abs().max())
@@ -176,10 +187,23 @@ def test_a_run_leaves_a_ridge_a_report_and_events(done: tuple[Run, Mixture]) -> 
     )
     json.dumps([mixture.report.details, *run.events])  # plain data
     stages = [event["stage"] for event in run.events]
-    order = ["projection", "collect", "collect", "ridge", "ridge", "answers"]
+    order = ["collect", "collect", "fit", "fit", "ridge", "answers"]
     assert [stage for stage in stages if stage != "matching"][: len(order)] == order
     (collected, *_) = (e for e in run.events if e["stage"] == "collect")
     assert collected == {"stage": "collect", "done": 24, "of": 24}
+    fits = [(event["done"], event["of"]) for event in run.events if event["stage"] == "fit"]
+    assert fits == [(12, 12), (24, 24)]  # the widest regression needs only some passages
+
+
+def test_a_finished_run_lies_in_a_folder_of_its_kind(done: tuple[Run, Mixture]) -> None:
+    run, mixture = done
+    saved = load_translator(run.folder / "mixture")
+    assert saved.report == mixture.report
+    wanted = {name: tensor.bfloat16().float() for name, tensor in mixture.state_dict().items()}
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in saved.state_dict().items())
+    assert {p.name for p in run.folder.iterdir()} == {
+        "run.json", "pairs", "held_out", "ridge", "mixture",
+    }  # fmt: skip
 
 
 def test_end_to_end_training_has_to_earn_its_place(done: tuple[Run, Mixture]) -> None:
@@ -188,7 +212,7 @@ def test_end_to_end_training_has_to_earn_its_place(done: tuple[Run, Mixture]) ->
     before, after = event["recovered_before"], event["recovered_after"]
     assert mixture.report.details["held_out"] == min(before, after, key=lambda m: m["translated"])
     kept = "answers" if after["translated"] <= before["translated"] else "matching"
-    found, wanted = mixture.state_dict(), load_file(run.folder / f"{kept}.safetensors")
+    found, wanted = mixture.state_dict(), load_file(run.folder / "mixture" / f"{kept}.safetensors")
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
@@ -199,8 +223,8 @@ def test_a_second_trainer_reads_what_the_first_left(
     before = run.times()
     assert len(before) == len(EXAMPLES) + len(HELD_OUT)
     monkeypatch.setattr(PairCollector, "collect", None)  # calling it would fail
-    monkeypatch.setattr(training, "Moments", None)  # so would fitting
-    monkeypatch.setattr(training, "_optimizer", None)  # and descending
+    monkeypatch.setattr(Ridge, "fit", None)  # so would fitting
+    monkeypatch.setattr(descent, "make_optimizer", None)  # and descending
     again = run.trainer(log=lambda event: None).run()
     assert run.times() == before
     assert same_weights(again, mixture)
@@ -251,6 +275,137 @@ def test_passages_to_choose_by_may_not_be_trained_on(tmp_path: Path) -> None:
     assert not run.folder.exists()
 
 
+def test_an_unknown_kind_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", tiny_lm("llama"), tiny_lm("gpt2"))
+    with pytest.raises(TranslatorError, match=r"unknown kind 'oracle'; .*ridge, mixture"):
+        run.trainer(recipe=replace(RECIPE, kind="oracle"))
+    assert not run.folder.exists()
+
+
+VARIANTS: list[dict[str, Any]] = [
+    {"predecessors": -1},
+    {"reference_layers": [1, 3]},
+    {"routing": "uniform"},
+    {"routing": "random"},
+    {"replay": 1.0, "matching_share": 0.0},
+    {"kind": "ridge"},
+    {"kind": "shared_latent"},
+    {"kind": "single_projection"},
+]
+
+
+@pytest.mark.parametrize("change", VARIANTS, ids=str)
+def test_what_is_saved_translates_as_what_was_trained(
+    change: dict[str, Any], done: tuple[Run, Mixture], tmp_path: Path
+) -> None:
+    """From the reference KV of one passage, with pairs of another run."""
+    run = done[0]
+    recipe = replace(RECIPE, minutes=0.1, **change)
+    trainer = run.trainer(recipe=recipe, work=tmp_path)
+    trained = trainer.run()
+    saved = load_translator(tmp_path / recipe.kind)
+    config = vars(saved.config)
+    assert all(config.get(name, value) == value for name, value in change.items())
+    assert saved.report.details["recipe"].items() >= change.items()
+    trained.load_state_dict(saved.state_dict())  # rounded to bf16
+    pair = Pair.load(run.folder / "held_out" / "000000.safetensors")
+    spec = run.reference.spec
+    source = pair.source.float().view(-1, spec.layers, 2, spec.kv_heads, spec.head_size)
+    keys, values = source.permute(2, 1, 3, 0, 4)
+    with torch.no_grad():
+        ((wanted, _),) = trainer.translate(trained, [pair])
+        found = saved.translate(
+            [KV(keys, values)], [pair.alignment.tolist()], run.target, [pair.ids.tolist()],
+            trainer.collector.prefix,
+        )  # fmt: skip
+    torch.testing.assert_close(found.keys, wanted.keys, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found.values, wanted.values, atol=1e-4, rtol=1e-4)
+
+
+def test_stored_pairs_together_are_what_they_are_one_by_one(done: tuple[Run, Mixture]) -> None:
+    run, mixture = done
+    trainer = run.trainer()
+    pairs = [Pair.load(path) for path in sorted((run.folder / "held_out").iterdir())]
+    with torch.no_grad():
+        together = trainer.translate(mixture, pairs)
+        alone = [trainer.translate(mixture, [pair])[0] for pair in pairs]
+    for (kv, standardised), (wanted, wanted_standardised) in zip(together, alone, strict=True):
+        torch.testing.assert_close(kv.keys, wanted.keys, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(kv.values, wanted.values, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(standardised, wanted_standardised, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("limit", [None, 20])
+def test_batches_hold_every_drawn_passage_once(
+    limit: int | None, done: tuple[Run, Mixture]
+) -> None:
+    run = done[0]
+    passages = {}
+    for path in (run.folder / "pairs").iterdir():
+        pair = Pair.load(path)
+        passages[pair.source[pair.alignment].float().numpy().tobytes()] = pair
+    seen = []
+    for batch in run.trainer().batches(limit):
+        bounds = [*batch.starts, len(batch.source)]
+        for start, stop in pairwise(bounds):
+            source = batch.source[start:stop].numpy().tobytes()
+            keys, values = batch.outputs[start:stop].unflatten(-1, (2, 3, 2, 16)).unbind(1)
+            native = passages[source].native
+            assert torch.equal(keys.permute(1, 2, 0, 3), native.keys[1:].float())
+            assert torch.equal(values.permute(1, 2, 0, 3), native.values[1:].float())
+            seen.append(source)
+        assert len(batch.anchors) == len(batch.source)
+    assert len(seen) == len(set(seen)) == (limit or len(EXAMPLES))
+
+
+def test_stages_in_another_folder_use_the_pairs_of_the_run(
+    done: tuple[Run, Mixture], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, before = done[0], done[0].times()
+    monkeypatch.setattr(PairCollector, "collect", None)  # calling it would fail
+    recipe = replace(RECIPE, kind="ridge", minutes=0.0)
+    ridge = run.trainer(recipe=recipe, work=tmp_path / "work").run()
+    fitted = load_translator(run.folder / "ridge")
+    assert ridge.report.recovered == pytest.approx(fitted.report.recovered, abs=1e-3)
+    assert run.times() == before
+    assert {path.name for path in (tmp_path / "work").iterdir()} == {"ridge"}
+
+
+def test_a_weight_moves_its_own_loss_most(done: tuple[Run, Mixture], tmp_path: Path) -> None:
+    run = done[0]
+    pairs = [Pair.load(path) for path in sorted((run.folder / "pairs").iterdir())[:8]]
+
+    def descended(matching: Sequence[float], answers: Sequence[float]) -> Translator:
+        """What 15 steps make of the same mixture."""
+        work = tmp_path / f"{matching} {answers}"
+        shutil.copytree(run.folder / "ridge", work / "ridge")
+        recipe = replace(RECIPE, matching=tuple(matching), answers=tuple(answers))
+        trainer = run.trainer(recipe=recipe, work=work)
+        torch.manual_seed(0)
+        translator = trainer.start()
+        descend(trainer, translator, "answers", 0.5, 2e-2)
+        return translator
+
+    torch.manual_seed(0)
+    start = run.trainer().start()
+    assert same_weights(descended([0.0] * 3, [0.0] * 3), start)
+    choices = torch.eye(6)[2:].tolist()  # KV error, answer KL, answer NLL, shift of the states
+    found = [descended(weights[:3], weights[3:]) for weights in choices]
+    with torch.no_grad():
+        terms = [run.trainer().losses(t, pairs, "answers").mean(0)[2:6] for t in [start, *found]]
+    assert torch.stack(terms).argmin(0).tolist() == [1, 2, 3, 4]
+
+
+def test_an_edit_can_put_the_native_kv_back(done: tuple[Run, Mixture]) -> None:
+    run, mixture = done
+    trainer = run.trainer()
+    plain = trainer.recovered(mixture)
+    assert plain == pytest.approx(mixture.report.details["held_out"])
+    edited = trainer.recovered(mixture, edit=lambda translated, native: native)
+    assert edited == pytest.approx({**plain, "translated": plain["native"], "recovered": 1.0})
+    assert trainer.recovered(mixture, limit=2) != plain
+
+
 class Stopped(Exception):
     """Somebody pressed Ctrl-C."""
 
@@ -275,7 +430,7 @@ def test_a_run_stopped_anywhere_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
 
     curve: list[dict[str, Any]] = []
 
-    def stop_at(stage: str) -> training.Log:
+    def stop_at(stage: str) -> Log:
         def log(event: dict[str, Any]) -> None:
             if "step" in event:
                 curve.append(event)
@@ -288,12 +443,12 @@ def test_a_run_stopped_anywhere_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
         run.trainer(recipe=recipe, log=stop_at("matching")).run()
     assert len(calls) == 9 + 16 + len(HELD_OUT)
     assert run.times().items() >= early.items()
-    assert (run.folder / "matching.checkpoint.safetensors").exists()
+    assert (run.folder / "mixture" / "matching.checkpoint.safetensors").exists()
     with pytest.raises(Stopped):
         run.trainer(recipe=recipe, log=stop_at("answers")).run()
-    assert not (run.folder / "matching.checkpoint.safetensors").exists()
+    assert not (run.folder / "mixture" / "matching.checkpoint.safetensors").exists()
     run.trainer(recipe=recipe, log=stop_at("")).run()
-    assert not list(run.folder.glob("*.checkpoint.*")) + list(run.folder.glob("**/*.tmp"))
+    assert not list(run.folder.glob("**/*.checkpoint.*")) + list(run.folder.glob("**/*.tmp"))
     assert len(calls) == 9 + 16 + len(HELD_OUT)  # nothing twice
 
     for stage in ("matching", "answers"):
@@ -307,27 +462,27 @@ def test_a_run_stopped_anywhere_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_checkpoint_restores_weights_averages_and_optimiser(
     done: tuple[Run, Mixture], tmp_path: Path
 ) -> None:
-    ridge = done[0].trainer().fit()
+    ridge = fitted_ridge(done[0].trainer())
 
     def fresh() -> tuple[Mixture, torch.optim.Optimizer, dict[str, Tensor]]:
         torch.manual_seed(3)
         mixture = upgraded(ridge)
         averaged = {n: t.detach().clone() for n, t in mixture.state_dict().items()}
-        return mixture, _optimizer(mixture, 1e-2), averaged
+        return mixture, make_optimizer(mixture, 1e-2), averaged
 
-    def descend(
+    def go_on(
         mixture: Mixture, optimizer: torch.optim.Optimizer, averaged: dict[str, Tensor]
     ) -> None:
         features = torch.randn(20, len(mixture.down), generator=torch.Generator().manual_seed(0))
         for _ in range(3):
             optimizer.zero_grad()
-            mixture.predict(features).square().mean().backward()
+            mixture.map(features).square().mean().backward()
             optimizer.step()
             for name, tensor in mixture.state_dict().items():
                 averaged[name].lerp_(tensor, 0.5)
 
     first, second = fresh(), fresh()
-    descend(*first)
+    go_on(*first)
     Checkpoint(tmp_path / "x.safetensors", step=7, seconds=12.5).save(*first)
     state = Checkpoint(tmp_path / "x.safetensors")
     state.restore(*second)
@@ -340,15 +495,15 @@ def test_a_checkpoint_restores_weights_averages_and_optimiser(
         assert left["state"].keys() == right["state"].keys() != set()
         for index, moments in left["state"].items():
             assert all(torch.equal(moments[n], right["state"][index][n]) for n in moments)
-        descend(*first)
-        descend(*second)
+        go_on(*first)
+        go_on(*second)
 
 
 def test_no_checkpoint_means_the_beginning(done: tuple[Run, Mixture], tmp_path: Path) -> None:
-    mixture = upgraded(done[0].trainer().fit())
+    mixture = upgraded(fitted_ridge(done[0].trainer()))
     before = {name: tensor.clone() for name, tensor in mixture.state_dict().items()}
     state = Checkpoint(tmp_path / "none.safetensors")
-    state.restore(mixture, _optimizer(mixture, 1e-3), {})
+    state.restore(mixture, make_optimizer(mixture, 1e-3), {})
     assert (state.step, state.seconds) == (0, 0.0)
     assert all(torch.equal(before[n], t) for n, t in mixture.state_dict().items())
 
@@ -362,6 +517,41 @@ def test_a_stage_without_minutes_is_left_out(change: dict[str, float], tmp_path:
     run.trainer(examples=EXAMPLES[:8], recipe=recipe).run()
 
 
+# -- the command -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["mixture", "shared_latent"])
+def test_only_the_mixture_goes_where_questions_find_it(
+    kind: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {"passage": example.text, "question": question, "answer": answer}
+        for example in EXAMPLES
+        for question, answer in example.questions[:1]
+    ]
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    small = replace(RECIPE, kind=kind, minutes=0.0)
+    monkeypatch.setattr(command, "recipe_of", lambda *asked: replace(small, kind=asked[0]))
+    monkeypatch.setattr(command, "Models", tiny_models)
+    settings = Settings(home=home, reference="ref", target="tgt", dtype="float32")
+    folder, report = command.train_translator(settings, "ref", "tgt", data=[str(data)], kind=kind)
+    saved = load_translator(folder)
+    assert (saved.kind, saved.report.recovered) == (kind, report["recovered"])
+    assert (report["passages"], report["held_out_passages"], report["data"]) == (23, 1, [data.name])
+    found = home / "translators" / "ref--tgt"
+    assert folder == (found if kind == "mixture" else home / "runs" / "ref--tgt" / kind)
+    assert found.exists() is (kind == "mixture")
+
+
+@pytest.mark.parametrize("kind", ["shared_latent", "single_projection"])
+def test_baselines_get_the_budget_and_the_losses_of_the_mixture(kind: str) -> None:
+    baseline, mixture = (command.recipe_of(k, 7.0, seed=3) for k in (kind, "mixture"))
+    assert (baseline.kind, baseline.minutes, baseline.seed) == (kind, 7.0, 3)
+    assert replace(baseline, kind="mixture", hidden=mixture.hidden) == mixture
+    assert command.recipe_of("ridge", 7.0, seed=3).minutes == 0.0
+
+
 # -- losses ----------------------------------------------------------------------------------
 
 
@@ -370,7 +560,7 @@ def exact_pairs(target: LM, examples: Sequence[Example]) -> tuple[PairCollector,
     collector = PairCollector(tiny_lm("llama", 60), target, SHORT)
     pairs = []
     for example in examples:
-        pair, _ = collector.collect(example, random.Random(0))
+        pair = collector.collect(example, random.Random(0))
         with torch.no_grad():
             context = Context(target)
             context.run(torch.tensor([collector.prefix]), logits=None)
@@ -404,6 +594,8 @@ def test_native_kv_costs_nothing_and_noise_does(family: str) -> None:
             assert abs(kl) < 1e-6 and error < 1e-6
             kl, error = matching(noisy(pair.native), pair)
             assert kl > 1e-4 and error > 1e-3
+            assert replay_error(target, collector.start(), pair.native, pair) < 1e-6
+            assert replay_error(target, collector.start(), noisy(pair.native), pair) > 1e-3
         native = answer_loss(target, collector.prefix_kv, [p.native for p in pairs], pairs)
         spoiled = answer_loss(target, collector.prefix_kv, [noisy(p.native) for p in pairs], pairs)
     kl, entropy, shift = native.T
@@ -454,7 +646,7 @@ def test_matching_sees_the_attention_that_the_target_pays(family: str) -> None:
     torch.testing.assert_close(found, paid[:, :, rows], atol=3e-2, rtol=0)  # queries are bf16
 
 
-def test_gradients_of_both_losses_reach_the_translated_kv() -> None:
+def test_gradients_of_all_losses_reach_the_translated_kv() -> None:
     target = tiny_lm("gemma3_text", 20, seed=1)
     collector, pairs = exact_pairs(target, MIXED[:1])
     kv = noisy(pairs[0].native)
@@ -467,6 +659,10 @@ def test_gradients_of_both_losses_reach_the_translated_kv() -> None:
     ):
         keys, values = torch.autograd.grad(value, [kv.keys, kv.values])
         assert keys[1:].flatten(1).any(1).all() and values[1:].flatten(1).any(1).all()
+    replayed = replay_error(target, collector.start(), kv, pairs[0])
+    for gradient in torch.autograd.grad(replayed, [kv.keys, kv.values]):
+        # what the lowest layer computes is kept, and nothing reads what the top layer is given
+        assert gradient.flatten(1).any(1).tolist() == [False, True, True, False]
 
 
 # -- pairs -----------------------------------------------------------------------------------
@@ -474,8 +670,7 @@ def test_gradients_of_both_losses_reach_the_translated_kv() -> None:
 
 def test_a_pair_comes_back_as_it_was(tmp_path: Path) -> None:
     collector = PairCollector(tiny_lm("llama", 60), tiny_lm("gpt2", 20), SHORT)
-    pair, source = collector.collect(EXAMPLES[0], random.Random(0))
-    pair.latents = torch.randn(len(source), 4)
+    pair = collector.collect(EXAMPLES[0], random.Random(0))
     pair.save(tmp_path / "x.safetensors")
     loaded = Pair.load(tmp_path / "x.safetensors")
     for name, value in vars(pair).items():
@@ -490,7 +685,7 @@ def test_a_pair_comes_back_as_it_was(tmp_path: Path) -> None:
 def test_answers_are_where_the_next_token_belongs_to_one() -> None:
     target = tiny_lm("gemma3_text", 20)
     collector = PairCollector(tiny_lm("llama", 60), target, SHORT)
-    pair, _ = collector.collect(EXAMPLES[0], random.Random(0))
+    pair = collector.collect(EXAMPLES[0], random.Random(0))
     answered = target.tokenizer.decode(pair.suffix_ids[1:][pair.answers[:-1]])
     wanted = {f" {answer}\n" for _, answer in EXAMPLES[0].questions}
     assert set(answered.splitlines(keepends=True)) == wanted
@@ -502,6 +697,6 @@ def test_a_long_passage_is_cut_to_whole_target_tokens() -> None:
     collector = PairCollector(tiny_lm("llama", 60), target, SHORT, max_tokens=30)
     text = collector.trim(TEXT)
     assert f" {TEXT}".startswith(text)
-    pair, source = collector.collect(Example(TEXT, ()), random.Random(0))
+    pair = collector.collect(Example(TEXT, ()), random.Random(0))
     assert len(pair.ids) == len(pair.native) == 30
-    assert int(pair.alignment[-1]) == len(source) - 1
+    assert int(pair.alignment[-1]) == len(pair.source) - 1
