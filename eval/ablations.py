@@ -77,8 +77,8 @@ class Variant:
     edit: Edit = unchanged
 
 
-def variants(layers: int) -> list[Variant]:
-    """All variants, for a reference of so many layers; the first one is what others vary."""
+def variants(layers: int, recipe: Recipe) -> list[Variant]:
+    """All variants of a recipe, for a reference of so many layers."""
     closed = [
         Variant("closed form", "default"),
         *(
@@ -94,10 +94,7 @@ def variants(layers: int) -> list[Variant]:
             for count in (1, 3, 7)
         ),
         Variant("reference layers", "all"),
-        *(
-            Variant("rank", f"{rank}", {"rank": rank, "key_rank": rank, "value_rank": rank})
-            for rank in (128, 256, 512, 1024)
-        ),
+        *(Variant("rank", name, scaled(recipe, factor)) for name, factor in RANKS.items()),
         Variant("keys and values", "both translated"),
         Variant("keys and values", "keys only, values native", edit=native_values),
         Variant("keys and values", "values only, keys native", edit=native_keys),
@@ -112,6 +109,16 @@ def variants(layers: int) -> list[Variant]:
         *(Variant("correction", name, changes, True) for name, changes in CORRECTIONS.items()),
     ]
     return closed + descending
+
+
+#: How the ranks of latent, key map and value map are multiplied.
+RANKS = {"a quarter": 0.25, "half": 0.5, "default": 1.0, "double": 2.0}
+
+
+def scaled(recipe: Recipe, factor: float) -> dict[str, Any]:
+    """All three ranks times `factor`."""
+    names = ("rank", "key_rank", "value_rank")
+    return {name: int(getattr(recipe, name) * factor) for name in names}
 
 
 #: Forms of the Context Correction Loss, from nothing but the suffix's cross-entropy upwards.
@@ -159,7 +166,7 @@ def run_ablations(
     logged = _read(log)
     pool = _Pool(make, recipe, folder)
     results = []
-    wanted = [v for v in variants(pool.layers) if not only or v.group in only]
+    wanted = [v for v in variants(pool.layers, recipe) if not only or v.group in only]
     for done, variant in enumerate(wanted, 1):
         key = (variant.group, variant.name)
         if key not in logged:

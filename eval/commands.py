@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -92,7 +93,7 @@ def ablations(
     )
     folder = (out or settings.home / "eval") / "ablations"
     examples, chosen_by = examples_of(train, held_out, limit=None, seed=seed)
-    examples = examples[:n]
+    examples = random.Random(seed).sample(examples, min(n, len(examples)))
 
     def make(recipe: Recipe, work: Path) -> Trainer:
         return Trainer(
