@@ -149,14 +149,17 @@ class _Table:
             figures["gain_retention"] = metrics.ratio(metrics.mean(gain), metrics.mean(whole))
             figures["gain_retention_95"] = metrics.retention_interval(gain, whole, self._seed)
         if "no_context" in self._names:
-            nll = (
-                self.column(name, "nll"),
-                self.column("native", "nll"),
-                self.column("no_context", "nll"),
-            )
-            figures["recovered"] = metrics.recovered(*map(metrics.mean, nll))
-            figures["recovered_95"] = metrics.recovered_interval(*nll, self._seed)
+            figures |= self._recovered(name)
         return figures
+
+    def _recovered(self, name: str) -> dict[str, Any]:
+        """The share of what context is worth; None where it is worth nothing to native itself."""
+        found, native, none = (self.column(n, "nll") for n in (name, "native", "no_context"))
+        share = metrics.ratio(
+            metrics.mean(none) - metrics.mean(found), metrics.mean(none) - metrics.mean(native)
+        )
+        interval = metrics.recovered_interval(found, native, none, self._seed)
+        return {"recovered": share, "recovered_95": interval}
 
     def _agreement(self, name: str) -> list[float]:
         arms = [(row["arms"][name], row["arms"]["native"]) for row in self._rows]

@@ -104,6 +104,13 @@ def test_a_native_score_of_0_is_nothing_to_retain() -> None:
     assert found["recovered"] == 0
 
 
+def test_nothing_is_recovered_where_context_does_not_help() -> None:
+    rows = [row(i, native=free(1, 3), no_context=free(0, 2)) for i in range(3)]
+    found = plain(summarise(rows)["arms"]["native"])
+    assert found["recovered"] is found["recovered_95"] is None
+    assert found["retention"] == 1
+
+
 @pytest.mark.parametrize("better", [False, True])
 def test_a_wrong_passage_that_helps_is_noticed(better: bool) -> None:
     rows = [

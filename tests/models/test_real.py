@@ -16,7 +16,7 @@ from cag.lm.loading import LM
 from cag.models import Models
 from cag.settings import Settings
 from eval.arms import Bench
-from eval.bench.quality import answer_nll
+from eval.measure import answer_nll
 from eval.metrics import recovered
 
 pytestmark = pytest.mark.models
