@@ -136,10 +136,10 @@ def test_translated_caches_tell_what_the_passage_says(models: Models, settings: 
         suffix = target.encode(bench.template.suffix.format(question=question))
         other = FACTS[index - 1][0]
         contexts = (
-            bench.native(target, passage),
+            bench.native(target, [passage]),
             bench.start(target),
-            bench.translated("translated", passage),
-            bench.translated("translated", other),
+            bench.translated("translated", [passage]),
+            bench.translated("translated", [other]),
         )
         totals += torch.tensor([answer_nll(target, c, suffix, answer) for c in contexts])
     native, none, translated, wrong = totals.tolist()
