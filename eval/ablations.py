@@ -19,7 +19,6 @@ from torch import Tensor
 
 from cag.lm.cache import KV
 from cag.translate.base import Translator
-from cag.translate.checkpoint import save_tensors
 from cag.translate.moments import Moments
 from cag.translate.ridge import Ridge
 from cag.translate.training import Edit, Recipe, Trainer
@@ -186,6 +185,7 @@ class _Pool:
         self._trainer = make(replace(recipe, kind="ridge"), folder / "default")
         self._trainer.collect()
         self._moments: Moments | None = None
+        self._ridges: dict[str, Ridge] = {}
         self._descended: dict[Recipe, Translator] = {}
         self.layers = self._trainer.reference.spec.layers
 
@@ -215,18 +215,10 @@ class _Pool:
 
     def _fit(self, trainer: Trainer) -> None:
         """The closed form from shared moments, put where the trainer looks for it."""
-        path = trainer.stages.parent / "ridge" / "fitted.safetensors"
-        recipe = trainer.recipe
-        shared = self._folder / "default" / "fitted.safetensors"
-        changed = (recipe.rank, recipe.key_rank, recipe.predecessors, recipe.reference_layers)
-        default = self._recipe
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if changed == (default.rank, default.key_rank, default.predecessors, None):
-            if not shared.exists():
-                save_tensors(self._solve(trainer).state_dict(), shared)
-            shutil.copy(shared, path)
-        else:
-            save_tensors(self._solve(trainer).state_dict(), path)
+        key = str(trainer.config("ridge"))
+        if key not in self._ridges:
+            self._ridges[key] = self._solve(trainer)
+        trainer.keep_fitted(self._ridges[key])
 
     def _solve(self, trainer: Trainer) -> Ridge:
         if self._moments is None:

@@ -23,8 +23,8 @@ from cag.lm.cache import KV, Context
 from cag.lm.loading import LM
 from cag.lm.replay import Replayed, replay
 from eval.arms import Bench
-from eval.measure import answer_nll
 from eval.data import Question
+from eval.measure import answer_nll
 from eval.metrics import bootstrap, mean, recovered
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cag.errors import TranslatorError
 from cag.translate.base import Batches, Translator, TranslatorConfig
 from cag.translate.moments import Moments, reduce_rank
 
@@ -76,6 +77,8 @@ class SingleProjection(Translator):
 
     def __init__(self, config: TranslatorConfig) -> None:
         super().__init__(config)
+        if config.reference_layers is not None:
+            raise TranslatorError("single_projection pairs layers by depth and needs all of them")
         reference, (layers, heads, size) = config.reference_spec, config.output_shape
         self._inputs = reference["kv_heads"] * reference["head_size"]
         top = reference["layers"] - 1

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cag.errors import TranslatorError
 from cag.translate.base import Translator, TranslatorConfig
 from cag.translate.ridge import Ridge
+
+ROUTINGS = ("learned", "uniform", "random")
 
 
 class Mixture(Ridge):
@@ -23,6 +26,10 @@ class Mixture(Ridge):
 
     def __init__(self, config: TranslatorConfig) -> None:
         super().__init__(config)
+        if config.routing not in ROUTINGS:
+            raise TranslatorError(
+                f"unknown routing '{config.routing}'; use one of: {', '.join(ROUTINGS)}"
+            )
         width = config.key_rank + config.value_rank
         self.norm = nn.LayerNorm(width)
         self.router = nn.Linear(width, config.experts)

@@ -79,7 +79,17 @@ def reduce_rank(weights: Tensor, gram: Tensor, rank: int) -> tuple[Tensor, Tenso
     The directions are the leading right singular vectors of ``gram^(1/2) @ weights``, found
     by a randomised SVD (Halko et al. 2011): exact enough, and seconds where an
     eigendecomposition of all outputs takes minutes.
+
+    Raises
+    ------
+    TranslatorError
+        If the weights cannot have such a rank.
     """
+    if rank > min(weights.shape):
+        raise TranslatorError(
+            f"a map of {weights.shape[0]} inputs to {weights.shape[1]} outputs has no rank {rank}; "
+            "choose a smaller one"
+        )
     root = _root(gram, 1e-5)
     size = min(rank + 32, *weights.shape)
     directions = torch.svd_lowrank(root.T @ weights, q=size, niter=3)[2][:, :rank]

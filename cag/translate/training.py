@@ -221,18 +221,31 @@ class Trainer:
     def fit(self, kind: str) -> Translator:
         """Fit a kind in closed form, or read what an earlier call fitted."""
         translator = self.empty(kind)
-        path = self.stages.parent / kind / "fitted.safetensors"
-        if path.exists():
-            translator.load_state_dict(load_file(path))
+        folder = self.stages.parent / kind
+        if _read_json(folder / "fitted.json") == self._fitted(translator):
+            translator.load_state_dict(load_file(folder / "fitted.safetensors"))
             return translator
         translator.fit(self.batches, self.recipe.projection_passages)
         measured = self.recovered(translator)
         translator.report.recovered = measured["recovered"]
         translator.report.details |= {"passages": len(self.examples)}
-        translator.save(path.parent)
-        save_tensors(translator.state_dict(), path)
+        translator.save(folder)
+        self.keep_fitted(translator)
         self.log({"stage": kind, **measured})
         return translator
+
+    def keep_fitted(self, translator: Translator) -> None:
+        """Save a closed form to where `fit` finds it."""
+        folder = self.stages.parent / translator.config.kind
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "fitted.json").unlink(missing_ok=True)
+        save_tensors(translator.state_dict(), folder / "fitted.safetensors")
+        (folder / "fitted.json").write_text(json.dumps(self._fitted(translator), indent=1))
+
+    def _fitted(self, translator: Translator) -> dict[str, Any]:
+        """What decides a closed form, besides the pairs."""
+        passages = self.recipe.projection_passages
+        return {"passages": passages, **json.loads(json.dumps(asdict(translator.config)))}
 
     def empty(self, kind: str) -> Translator:
         """An unfitted translator of that kind."""
@@ -257,7 +270,7 @@ class Trainer:
             key_rank=recipe.key_rank,
             value_rank=recipe.value_rank,
             predecessors=recipe.predecessors,
-            hidden=recipe.hidden,
+            hidden=0 if kind == "ridge" else recipe.hidden,
             reference_layers=None if layers is None else list(layers),
             key_norm=self.target.spec.family in ("gemma3_text", "qwen3"),
         )
@@ -369,6 +382,10 @@ class Trainer:
         """Log how far a stage is, now and then."""
         if (index + 1) % every == 0 or index + 1 == total:
             self.log({"stage": stage, "done": index + 1, "of": total})
+
+
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 def _starts(pairs: Sequence[Pair]) -> list[int]:

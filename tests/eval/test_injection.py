@@ -14,9 +14,9 @@ from cag.lm.cache import KV, Context
 from cag.lm.loading import LM
 from eval import injection
 from eval.arms import ARMS, Bench
-from eval.measure import answer_nll
 from eval.data import Question
 from eval.injection import plot_injection, relative_shift, run_injection
+from eval.measure import answer_nll
 
 LAYERS = 4
 PASSAGES = (

@@ -97,7 +97,8 @@ def test_passages_together_are_what_they_are_one_by_one(family: str, kind: str) 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_saved_comes_back_rounded_to_bf16(kind: str, tmp_path: Path) -> None:
-    saved = random_translator(kind, reference_layers=[0, 2], routing="uniform")
+    layers = None if kind == "single_projection" else [0, 2]
+    saved = random_translator(kind, reference_layers=layers, routing="uniform")
     saved.report.recovered, saved.report.details = 0.5, {"seed": 3}
     saved.save(tmp_path / "new" / "folder")
     loaded = load_translator(tmp_path / "new" / "folder")
@@ -318,3 +319,10 @@ def test_native_keys_already_have_their_norm(family: str) -> None:
     (native,) = prefill(lm, [], [lm.encode(TEXT)[:40]])
     keys = native.keys[1:].permute(2, 0, 1, 3)
     torch.testing.assert_close(renormalised(translator, keys), keys, atol=1e-3, rtol=1e-3)
+
+
+def test_settings_that_a_kind_cannot_follow_are_refused() -> None:
+    with pytest.raises(TranslatorError, match="needs all of them"):
+        random_translator("single_projection", reference_layers=[1])
+    with pytest.raises(TranslatorError, match="unknown routing 'best'; use one of: learned"):
+        random_translator("mixture", routing="best")

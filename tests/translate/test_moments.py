@@ -84,3 +84,8 @@ def test_fewer_rows_than_columns_still_have_a_root() -> None:
 def test_moments_that_are_not_finite_are_refused() -> None:
     with pytest.raises(TranslatorError, match="NaN"):
         reduce_rank(torch.ones(4, 4), torch.full((4, 4), float("nan")), 2)
+
+
+def test_a_rank_that_cannot_be_is_refused() -> None:
+    with pytest.raises(TranslatorError, match="no rank 7"):
+        reduce_rank(torch.randn(10, 6), torch.eye(10), 7)

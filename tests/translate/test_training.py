@@ -700,3 +700,21 @@ def test_a_long_passage_is_cut_to_whole_target_tokens() -> None:
     pair = collector.collect(Example(TEXT, ()), random.Random(0))
     assert len(pair.ids) == len(pair.native) == 30
     assert int(pair.alignment[-1]) == len(pair.source) - 1
+
+
+def test_a_closed_form_of_another_recipe_is_fitted_anew(
+    done: tuple[Run, Mixture], tmp_path: Path
+) -> None:
+    run = done[0]
+
+    def fitted(**changes: Any) -> Ridge:
+        recipe = replace(RECIPE, kind="ridge", **changes)
+        trainer = run.trainer(recipe=recipe, work=tmp_path / f"{len(list(tmp_path.iterdir()))}")
+        trainer.work = tmp_path
+        return trainer.fit("ridge")
+
+    first = fitted(reference_layers=(0, 1))
+    again = fitted(reference_layers=(0, 1))
+    other = fitted(reference_layers=(1, 2))
+    assert torch.equal(first.project, again.project)
+    assert not torch.equal(first.project, other.project)
