@@ -324,7 +324,7 @@ def _draw_propagation(panel: SubFigure, results: Mapping[str, Mapping[str, Any]]
         axes.set_yticks(list(ticks), [str(positions[i]) for i in ticks])
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel("first injected layer")
-        axes.set_title(f"Propagation: {name}")
+        axes.set_title(name, fontsize=9)
     rows[-1].set_xlabel("input of layer (last: output of the top); grey cannot move")
     panel.colorbar(image, ax=list(rows), label="relative shift of the passage's hidden states")
 
