@@ -56,6 +56,16 @@ class Tokens:
     generated: int = 0
     target_forward: float = 0
 
+    @property
+    def read(self) -> int:
+        """Tokens of the prompt."""
+        return self.prefix + self.passage + self.suffix
+
+    @property
+    def unread(self) -> int:
+        """Tokens of the prompt that the target's layers did not read."""
+        return max(0, int(self.read + self.generated - self.target_forward))
+
 
 @dataclass
 class Answer:

@@ -366,13 +366,11 @@ def _read(messages: Sequence[BaseMessage]) -> tuple[str, list[str] | None]:
 
 def _usage(answer: Answer) -> UsageMetadata:
     tokens = answer.tokens
-    read = tokens.prefix + tokens.passage + tokens.suffix
-    unread = max(0, int(read + tokens.generated - tokens.target_forward))
     return UsageMetadata(
-        input_tokens=read,
+        input_tokens=tokens.read,
         output_tokens=tokens.generated,
-        total_tokens=read + tokens.generated,
-        input_token_details=InputTokenDetails(cache_read=unread),
+        total_tokens=tokens.read + tokens.generated,
+        input_token_details=InputTokenDetails(cache_read=tokens.unread),
     )
 
 

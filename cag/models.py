@@ -28,6 +28,11 @@ class Models:
         with self._lock:
             self._lms[lm.name] = lm
 
+    @property
+    def loaded(self) -> tuple[str, ...]:
+        """Names of the loaded language models; never waits for one that is being loaded."""
+        return tuple(self._lms)
+
     def lm(self, name: str) -> LM:
         """The language model of that name."""
         with self._lock:
