@@ -1,131 +1,175 @@
-"""Draw finished answers: text, path, figures, timings, sources."""
+"""Draw finished answers: text, path, figures, how far they agree."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
-import altair as alt
-import pandas as pd  # here, because altair finds it half imported when two sessions draw at once
 import streamlit as st
 
-from app import shared
-from cag.answer import Answer, Comparison
+from app import charts, shared, sources
+from app.request import Request
+from cag.answer import Answer, Comparison, normalise
 from cag.retrieval import Source
 
 TITLES = {
     "translated": "From translated caches",
     "direct": "Reading the text",
     "own": "From the target's own caches",
-    "fallback": "Reading the text, as a fallback",
+    "fallback": "Reading the text instead",
 }
-COLOURS: dict[str, Any] = {
-    "translated": "green",
-    "direct": "blue",
-    "own": "violet",
-    "fallback": "orange",
-}
-PARTS = {  # with colours that the colour-blind can tell apart (Okabe and Ito)
-    "retrieve": "#999999",
-    "load": "#56b4e9",
-    "align": "#e69f00",
-    "translate": "#009e73",
-    "prefill": "#0072b2",
-}
+COLOURS = {"translated": "green", "direct": "blue", "own": "violet", "fallback": "orange"}
 
 
-def draw(answers: Sequence[Answer]) -> None:
-    """Answers side by side, and below what they have in common."""
-    for column, answer in zip(st.columns(len(answers)), answers, strict=True):
-        with column:
-            _card(answer)
-    if len(answers) == 2:
-        _comparison(Comparison(*answers))
-    st.subheader("Time to the first token", anchor=False)
-    st.altair_chart(timing_chart(answers), width="stretch")
-    st.subheader("Sources", anchor=False)
-    for number, source in enumerate(answers[0].sources, 1):
-        _source(number, source)
+@dataclass
+class Answered:
+    """What one target answered, on each path; or why it could not."""
+
+    target: str
+    answers: list[Answer] = field(default_factory=list)
+    error: str = ""
+
+    def by_path(self, path: str) -> Answer | None:
+        """The answer that came about in that way."""
+        return next((answer for answer in self.answers if answer.path == path), None)
+
+
+@dataclass
+class Result:
+    """Everything a comparison found, and how long finding the passages took."""
+
+    request: Request
+    sources: list[Source]
+    retrieve_ms: float
+    answered: list[Answered]
+
+    @property
+    def answers(self) -> list[Answer]:
+        """Of all targets."""
+        return [answer for answered in self.answered for answer in answered.answers]
+
+
+def draw(result: Result) -> None:
+    """Answers by target, what they cost, and where they come from."""
+    for answered in result.answered:
+        _target(answered)
+    if result.answers:
+        _costs(result)
+    if result.sources:
+        st.subheader("Sources", anchor=False)
+        sources.draw_sources(result.sources)
+
+
+def heading(target: str) -> None:
+    """A target's name above its answers."""
+    st.subheader(shared.code(target), anchor=False)
+
+
+def caption(path: str) -> None:
+    """How an answer comes about, above it."""
+    st.markdown(f":{COLOURS[path]}-badge[{path}] :small[{TITLES[path]}]")
+
+
+def _target(answered: Answered) -> None:
+    heading(answered.target)
+    if answered.error:
+        st.error(shared.literal(answered.error))
+    if answered.answers:
+        for column, answer in zip(st.columns(len(answered.answers)), answered.answers, strict=True):
+            with column.container(border=True, height="stretch"):
+                _card(answer)
+    one, direct = answered.by_path("translated"), answered.by_path("direct")
+    if one is not None and direct is not None:
+        _comparison(Comparison(one, direct))
 
 
 def _card(answer: Answer) -> None:
-    st.subheader(TITLES[answer.path], anchor=False)
-    by = answer.translator or answer.target
-    st.markdown(f":{COLOURS[answer.path]}-badge[{answer.path}] {shared.code(by)}")
+    caption(answer.path)
     st.text(answer.answer or "(no answer)")
     times, tokens = answer.timings, answer.tokens
-    columns = st.columns(3)
-    columns[0].metric("First token", _ms(times.first_token), help="From question to first token.")
-    columns[1].metric(
-        "Total", _ms(times.total), help=f"{times.tokens_per_second:.1f} tokens/s after the first."
-    )
-    columns[2].metric(
-        "Tokens read",
-        f"{tokens.target_forward:,g}",
-        help="Tokens that passed the target's layers, generated ones included. The prompt has "
-        f"{tokens.prefix:,} before, {tokens.passage:,} in and {tokens.suffix:,} after the "
-        f"passages; {tokens.generated:,} were generated.",
+    st.caption(
+        f"first token {shared.milliseconds(times.first_token)} · "
+        f"total {shared.milliseconds(times.total)} · {times.tokens_per_second:.0f} tokens/s · "
+        f"{tokens.target_forward:,g} tokens through the layers",
+        help=f"The prompt has {tokens.prefix:,} tokens before, {tokens.passage:,} in and "
+        f"{tokens.suffix:,} after the passages; {tokens.generated:,} were generated.",
     )
     if answer.reason:
         (st.warning if answer.path == "fallback" else st.info)(shared.literal(answer.reason))
 
 
 def _comparison(compared: Comparison) -> None:
-    one, other = compared.translated, compared.direct
-    if [s.passage.id for s in one.sources] != [s.passage.id for s in other.sources]:
-        st.warning("The store changed between the two answers; ask again to compare them.")
-        return
+    """The translated answer against the direct one, in four figures."""
+    one, direct = compared.translated, compared.direct
+    sooner = direct.timings.first_token / max(one.timings.first_token, 1e-9)
+    same = normalise(one.answer) == normalise(direct.answer)
     kl = compared.first_token_kl
-    columns = st.columns(3)
-    columns[0].metric(
-        f"First token, direct / {one.path}",
-        f"{other.timings.first_token / max(one.timings.first_token, 1e-9):.2f}×",
-        help="Above 1: the direct path takes longer.",
-    )
-    columns[1].metric(
-        "Token F1", f"{compared.token_f1:.2f}", help="Words shared by the two answers."
-    )
-    columns[2].metric(
-        "First-token KL",
-        "–" if math.isnan(kl) else f"{kl:.3f} nats",
-        help="How far the first token's distribution is from the direct path's; 0 is equal.",
-    )
-
-
-def timing_chart(answers: Sequence[Answer]) -> alt.Chart:
-    """One stacked bar per path: milliseconds by part."""
-    rows = [
-        {"path": answer.path, "part": part, "order": order, "ms": getattr(answer.timings, part)}
-        for answer in answers
-        for order, part in enumerate(PARTS)
-    ]
-    return (
-        alt.Chart(pd.DataFrame(rows), height=alt.Step(38))
-        .mark_bar()
-        .encode(
-            x=alt.X("ms:Q", title="milliseconds", axis=alt.Axis(tickCount=6)),
-            y=alt.Y("path:N", title=None, sort=None),
-            color=alt.Color(
-                "part:N",
-                title=None,
-                scale=alt.Scale(domain=list(PARTS), range=list(PARTS.values())),
-                legend=alt.Legend(orient="top"),
-            ),
-            order="order:O",
-            tooltip=["path:N", "part:N", alt.Tooltip("ms:Q", format=",.1f")],
+    with st.container(horizontal=True):
+        st.metric(
+            "First token",
+            f"{sooner:.1f}× sooner" if sooner >= 1 else f"{1 / sooner:.1f}× later",
+            help="Translated against direct, without finding the passages.",
         )
+        st.metric(
+            "Tokens through the layers",
+            f"{one.tokens.target_forward:,g} of {direct.tokens.target_forward:,g}",
+            help="What the target reads and writes on the translated path, of what it does on "
+            "the direct path.",
+        )
+        st.metric(
+            "Token F1",
+            f"{compared.token_f1:.2f}",
+            help="Words that the two answers share. "
+            + ("Both give the same answer." if same else "They do not give the same answer."),
+        )
+        st.metric(
+            "First-token KL",
+            "–" if math.isnan(kl) else f"{kl:.3f} nats",
+            help="How far the first token's distribution is from the direct path's; 0 is equal.",
+        )
+
+
+def _costs(result: Result) -> None:
+    st.subheader("What the answers cost", anchor=False)
+    left, right = st.columns(2)
+    left.altair_chart(charts.first_token_chart(result.answers), width="stretch")
+    right.altair_chart(charts.tokens_chart(result.answers), width="stretch")
+    found = len(result.sources)
+    st.caption(
+        f"Finding the {found} passage{'s' * (found != 1)} took "
+        f"{shared.milliseconds(result.retrieve_ms)}, the same for every answer and in none of "
+        "the bars."
     )
+    with st.expander("All figures"):
+        st.dataframe(table(result.answered), hide_index=True, column_config=_COLUMNS)
 
 
-def _source(number: int, source: Source) -> None:
-    passage = source.passage
-    title = shared.code(passage.title) if passage.title.strip() else ""
-    with st.expander(f"{number} · {title} · score {source.score:.2f}"):
-        place = f"{passage.document}, characters {passage.start:,}–{passage.end:,}"
-        st.caption(shared.code(place))
-        st.code(passage.text, language=None, wrap_lines=True)
+def table(answered: Sequence[Answered]) -> list[dict[str, object]]:
+    """A row per answer; agreement is with the direct answer of the same target."""
+    rows = []
+    for one in answered:
+        direct = one.by_path("direct")
+        for answer in one.answers:
+            times = answer.timings
+            row: dict[str, object] = {"target": answer.target, "path": answer.path}
+            for part in (*charts.PARTS, "first_token", "total", "tokens_per_second"):
+                row[part] = getattr(times, part)
+            row["tokens"] = answer.tokens.target_forward
+            compared = None if direct is None else Comparison(answer, direct)
+            row["f1"] = compared and compared.token_f1
+            row["kl"] = compared and compared.first_token_kl
+            rows.append(row)
+    return rows
 
 
-def _ms(value: float) -> str:
-    return f"{value:.0f} ms" if value < 1000 else f"{value / 1000:.3g} s"
+_COLUMNS = {
+    **{
+        part: st.column_config.NumberColumn(f"{part.replace('_', ' ')} [ms]", format="%.1f")
+        for part in (*charts.PARTS, "first_token", "total")
+    },
+    "tokens_per_second": st.column_config.NumberColumn("tokens/s", format="%.1f"),
+    "tokens": st.column_config.NumberColumn("tokens through the layers", format="%.0f"),
+    "f1": st.column_config.NumberColumn("F1 with direct", format="%.2f"),
+    "kl": st.column_config.NumberColumn("first-token KL [nats]", format="%.3f"),
+}

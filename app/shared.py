@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
+import math
 import re
 import string
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
+from app.jobs import KNOWN_ERRORS, Job, Jobs, one_line
 from cag.engine import CAG
-from cag.errors import CagError
 from cag.lm.decode import Generation
 from cag.settings import Settings
-from store import StoreError
+
+#: The project's folder, for its documentation and the report that comes with it.
+ROOT = Path(__file__).resolve().parent.parent
 
 _MARKS = re.compile(f"[{re.escape(string.punctuation)}]")
+
+
+# -- one of each in the process ----------------------------------------------------------------
 
 
 @st.cache_resource(show_spinner=False)
 def engine() -> CAG:
     """The engine of all sessions, with one copy of each model. They share nothing else."""
     return CAG(Settings.from_environment())
+
+
+@st.cache_resource(show_spinner=False)
+def jobs() -> Jobs:
+    """What runs in the background, for all sessions: a page that is reloaded finds it again."""
+    return Jobs()
+
+
+def start(name: str, title: str, work: Callable[[Job], Any]) -> None:
+    """Start a job and draw the page anew, with its progress; or say why not, as one line."""
+    try:
+        jobs().start(name, title, work)
+    except KNOWN_ERRORS as error:
+        st.error(literal(one_line(error)))
+        return
+    st.rerun()
 
 
 @st.cache_resource(show_spinner="Opening the index…")
@@ -31,10 +55,17 @@ def open_index() -> None:
     cag.retriever.search("?", 1)  # the first search imports and sets up
 
 
-@st.cache_resource(show_spinner="Loading the model…")
-def warm_up(target: str) -> None:
-    """Load and run what answers with `target` once, so that no timing shows a first time."""
-    engine().ask("?", target=target, sources=[], generation=Generation(max_tokens=1))
+@st.cache_resource(show_spinner=False)
+def warm_up(target: str, mode: str) -> None:
+    """Load and run what answers on a path once, so that no timing shows a first time."""
+    cag = engine()
+    sources = cag.retriever.search("?", 1)
+    if mode == "own":  # which would store what nobody asked about
+        mode = "direct"
+    cag.ask("?", target=target, mode=mode, sources=sources, generation=Generation(max_tokens=1))
+
+
+# -- text ----------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -42,8 +73,8 @@ def errors() -> Iterator[None]:
     """Show an error that a user can cause as one line."""
     try:
         yield
-    except (CagError, StoreError, OSError) as error:
-        st.error(literal(str(error)))
+    except KNOWN_ERRORS as error:
+        st.error(literal(one_line(error)))
 
 
 def literal(text: str) -> str:
@@ -57,3 +88,22 @@ def literal(text: str) -> str:
 def code(text: str) -> str:
     """Markdown that shows `text` as code: for labels, where nothing else is safe."""
     return f"`{' '.join(text.replace('`', chr(39)).split())}`"
+
+
+def milliseconds(value: float) -> str:
+    """A duration for people."""
+    return f"{value:.0f} ms" if value < 1000 else f"{value / 1000:.3g} s"
+
+
+def size(number: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} GB"
+
+
+def fixed(value: float | None, digits: int = 2) -> str:
+    """A figure, or a dash where there is none."""
+    return "–" if value is None or math.isnan(value) else f"{value:,.{digits}f}"

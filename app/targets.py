@@ -1,0 +1,81 @@
+"""Which models can answer here, and which of them from translated caches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cag.engine import CAG
+from cag.errors import CagError
+from cag.lm.pull import list_models, resolve
+from cag.translate.finding import describe_translators, pair_name
+
+
+def offered_targets(cag: CAG) -> list[str]:
+    """Names of the models that can answer: the default one first, then others that are here."""
+    home, settings = cag.settings.home, cag.settings
+    known = [model.name for model in list_models(home) if model.kind == "llm" and model.pulled]
+    trained = [
+        described["target"]
+        for described in _described(cag)
+        if described["reference"] == settings.reference and _is_here(cag, described["target"])
+    ]
+    return list(dict.fromkeys([settings.target, *trained, *known]))
+
+
+def refusals(cag: CAG, targets: Sequence[str]) -> dict[str, str]:
+    """Why `ask` would read the text, by target, as one line; empty where it would translate."""
+    reference = cag.settings.reference
+    found: dict[str, dict[str, Any]] = {}
+    for described in _described(cag):
+        found.setdefault(described["name"], described)  # the first of a name is the one used
+    reasons = {}
+    for target in targets:
+        described = found.get(pair_name(reference, target), {})
+        missing = f"no translator from '{reference}' to '{target}'"
+        reasons[target] = refusal(cag, described) if described else missing
+    return reasons
+
+
+def _described(cag: CAG) -> list[dict[str, Any]]:
+    """All translators; none if one cannot be read, which the Models view explains."""
+    try:
+        return describe_translators(cag.settings.home)
+    except CagError:
+        return []
+
+
+def _is_here(cag: CAG, name: str) -> bool:
+    try:
+        resolve(name, cag.settings.home)
+    except CagError:
+        return False
+    return True
+
+
+def refusal(cag: CAG, described: dict[str, Any]) -> str:
+    """Why `ask` would not use this translator, as one line; empty if it would."""
+    recovered, required = described["recovered"], cag.settings.min_recovered
+    if recovered is not None and recovered < required:
+        return f"it recovered {recovered:.2f} on held-out passages, {required:.2f} is required"
+    return ""
+
+
+def misfit(described: dict[str, Any], fingerprints: Mapping[str, str]) -> str:
+    """Why a translator does not fit the models in memory, as one line; empty if it does."""
+    for role in ("reference", "target"):
+        trained, met = described[f"{role}_fingerprint"], fingerprints.get(described[role])
+        if met is not None and met != trained:
+            return f"it was trained for a {role} {trained[:8]}, the one here is {met[:8]}"
+    return ""
+
+
+def known_pairs(cag: CAG) -> list[tuple[str, str]]:
+    """Pairs of models that are here and have a translator, the default pair first."""
+    settings = cag.settings
+    trained = [
+        (described["reference"], described["target"])
+        for described in _described(cag)
+        if all(_is_here(cag, described[role]) for role in ("reference", "target"))
+    ]
+    return list(dict.fromkeys([(settings.reference, settings.target), *trained]))
