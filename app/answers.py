@@ -63,7 +63,7 @@ def draw(result: Result) -> None:
 
 def heading(target: str) -> None:
     """A target's name above its answers."""
-    st.subheader(shared.code(target), anchor=False)
+    st.subheader(shared.literal(target), anchor=False)
 
 
 def caption(path: str) -> None:
@@ -137,7 +137,7 @@ def _costs(result: Result) -> None:
     right.altair_chart(charts.tokens_chart(result.answers), width="stretch")
     found = len(result.sources)
     st.caption(
-        f"Finding the {found} passage{'s' * (found != 1)} took "
+        f"Finding {found} passage{'s' * (found != 1)} took "
         f"{shared.milliseconds(result.retrieve_ms)}, the same for every answer and in none of "
         "the bars."
     )

@@ -61,7 +61,7 @@ def _bars(
                 "answer:N",
                 title=None,
                 sort=None,
-                axis=alt.Axis(labelExpr="split(datum.label, '|')", labelLimit=110),
+                axis=alt.Axis(labelExpr="split(datum.label, '|')", labelLimit=150),
             ),
             color=alt.Color(
                 "part:N",

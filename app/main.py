@@ -19,6 +19,7 @@ def main() -> None:
     # an icon of our own: the browser would fetch a named one from the network
     icon = Path(__file__).with_name("icon.svg")
     st.set_page_config(page_title="cag", page_icon=icon, layout="wide")
+    st.html("<style>.stMainBlockContainer {padding-top: 4.5rem}</style>")  # less air at the top
     waiting = st.empty()
     if "app.shared" not in sys.modules:
         waiting.caption("Starting…")  # only the first page of a server waits for the imports

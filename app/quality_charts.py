@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import altair as alt
 import pandas as pd  # here, because altair finds it half imported when two sessions draw at once
@@ -36,18 +37,26 @@ def retention_chart(rows: Sequence[Row], by: str) -> Layers:
     known = [row for row in rows if row["retention"] is not None and row["arm"] != "native"]
     base = alt.Chart(pd.DataFrame(known, columns=_columns(rows)), height=alt.Step(26))
     y = alt.Y(f"{by}:N", title=None, sort=None, axis=alt.Axis(labelLimit=120))
-    tooltip = ["task:N", "arm:N", *(alt.Tooltip(f"{n}:Q", format=".3f") for n in _RETENTION)]
+    tooltip: list[Any] = [
+        "task:N",
+        "arm:N",
+        *(alt.Tooltip(f"{n}:Q", format=".3f") for n in _RETENTION),
+    ]
     bars = base.mark_bar().encode(
-        x=alt.X("retention:Q", title="score as a share of native, 95% interval"),
+        x=alt.X(
+            "retention:Q",
+            title="score as a share of native, 95% interval",
+            axis=alt.Axis(tickCount=6),
+        ),
         y=y,
         color=_colour(rows, legend=None),
         tooltip=tooltip,
     )
-    intervals = base.mark_rule(strokeWidth=2, color="#555").encode(
-        x="retention low:Q", x2="retention high:Q", y=y, tooltip=tooltip
-    )
+    ends = base.encode(x="retention low:Q", x2="retention high:Q", y=y, tooltip=tooltip)
+    # dark within light, so that it shows on any bar and on any background
+    intervals = ends.mark_rule(strokeWidth=4, color="#ddd"), ends.mark_rule(color="#222")
     native = alt.Chart(pd.DataFrame({"x": [1.0]})).mark_rule(strokeDash=[5, 4], color="#888")
-    return alt.layer(bars, intervals, native.encode(x="x:Q"))
+    return alt.layer(bars, *intervals, native.encode(x="x:Q"))
 
 
 _RETENTION = ("retention", "retention low", "retention high")
@@ -56,20 +65,21 @@ _RETENTION = ("retention", "retention low", "retention high")
 def cost_chart(rows: Sequence[Row]) -> Layers:
     """Score of every arm against multiply-accumulates per question."""
     known = [row for row in rows if row["score"] is not None and row["gmac"]]
-    base = alt.Chart(pd.DataFrame(known, columns=_columns(rows)), height=260)
+    base = alt.Chart(pd.DataFrame(known, columns=_columns(rows)), height=360)
     x = alt.X("gmac:Q", title="10⁹ multiply-accumulates per question", scale=_log(known))
     tooltip = [
         "arm:N",
         *(alt.Tooltip(f"{name}:Q", format=".3f") for name in ("score", "score low", "score high")),
         alt.Tooltip("gmac:Q", format=",.2f"),
     ]
-    intervals = base.mark_rule(opacity=0.6).encode(
-        x=x, y="score low:Q", y2="score high:Q", color=_colour(rows), tooltip=tooltip
+    colour = _colour(rows, alt.Legend(orient="bottom", columns=2, symbolLimit=20))
+    intervals = base.mark_rule().encode(
+        x=x, y="score low:Q", y2="score high:Q", color=colour, tooltip=tooltip
     )
     points = base.mark_point(filled=True, size=110, opacity=1).encode(
         x=x,
         y=alt.Y("score:Q", title=known[0]["scored by"] if known else "score"),
-        color=_colour(rows, legend=alt.Legend(orient="bottom", columns=3, symbolLimit=20)),
+        color=colour,
         tooltip=tooltip,
     )
     return alt.layer(intervals, points)

@@ -48,7 +48,7 @@ def start(name: str, title: str, work: Callable[[Job], Any]) -> None:
     st.rerun()
 
 
-@st.cache_resource(show_spinner="Opening the index…")
+@st.cache_resource(show_spinner=False)
 def open_index() -> None:
     """Load embedder and index; here because two sessions must not do it at the same time."""
     cag = engine()

@@ -14,12 +14,9 @@ from cag.errors import CagError
 from cag.library import Passage
 from cag.retrieval import Source
 
-AROUND = 400  # characters of context on either side
+AROUND = 300  # characters of context on either side
 
-_STYLE = (
-    "white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.55; max-height: 26rem; "
-    "overflow-y: auto"
-)
+_STYLE = "white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.55"
 _MARK = (  # on light and on dark the text keeps its own colour
     "background: rgba(255, 190, 40, .28); color: inherit; border-radius: .2rem; padding: .1rem 0"
 )
@@ -50,13 +47,18 @@ def _passage(passage: Passage) -> None:
 
 
 def surroundings(text: str, start: int, end: int, around: int = AROUND) -> tuple[str, str]:
-    """What stands before and after a span, cut between words where it is cut."""
+    """What stands before and after a span, cut between lines or words where it is cut."""
     before, after = text[max(0, start - around) : start], text[end : end + around]
     if start > around:
-        before = "… " + before.partition(" ")[2]
+        before = "… " + before.partition(_border(before[: around // 2]))[2]
     if end + around < len(text):
-        after = after.rpartition(" ")[0] + " …"
+        after = after.rpartition(_border(after[-around // 2 :]))[0] + " …"
     return before.lstrip("\n"), after.rstrip("\n")
+
+
+def _border(text: str) -> str:
+    """Where to cut: at a line's end if there is one."""
+    return "\n" if "\n" in text else " "
 
 
 def _text(document: str) -> str | None:

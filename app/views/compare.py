@@ -20,11 +20,7 @@ from cag.errors import CagError
 from cag.lm.decode import Generation
 from cag.retrieval import Source
 
-PATHS = {
-    "translated": "Translated caches",
-    "direct": "Reading the text",
-    "own": "Target's own caches",
-}
+PATHS = {"translated": "Translated", "direct": "Direct", "own": "Own caches"}
 EXAMPLES = (
     "Where do damaged files go?",
     "Which library keeps the vectors?",
@@ -41,6 +37,10 @@ def show() -> None:
     if not len(cag.library):
         _empty()
         return
+    st.caption(
+        f"{shared.code(cag.settings.reference)} has read the documents once. Models answer from "
+        "its translated caches, beside the same models reading the text."
+    )
     offered = offered_targets(cag)
     request = _current(cag, offered)
     pressed = _form(cag, offered, request)
@@ -78,7 +78,7 @@ def _examples() -> None:
     st.caption("Questions that the documents in the library answer:")
     with st.container(horizontal=True):
         for question in EXAMPLES:
-            st.button(question, on_click=_take, args=(question,), icon=":material/quick_phrases:")
+            st.button(question, on_click=_take, args=(question,))
 
 
 def _take(question: str) -> None:
@@ -119,7 +119,13 @@ def _form(cag: CAG, offered: Sequence[str], request: Request) -> Request | None:
             "a translator that is good enough, a model reads the text itself.",
         )
         paths = right.pills(
-            "Paths", MODES, selection_mode="multi", format_func=PATHS.__getitem__, key="paths"
+            "Paths",
+            MODES,
+            selection_mode="multi",
+            format_func=PATHS.__getitem__,
+            key="paths",
+            help="*Translated*: from the translated caches of what the reference has read. "
+            "*Direct*: the target reads the text. *Own caches*: the target has read it before.",
         )
         k, tokens = _limits()
     if not pressed and not st.session_state.pop("pressed", False):

@@ -26,7 +26,8 @@ def show() -> None:
     cag = shared.engine()
     st.title("Library", anchor=False)
     _figures(cag)
-    reading = watch(INGEST, _report)
+    with st.container():  # always there, so that what is below keeps its place
+        reading = watch(INGEST, _report)
     _add(cag, reading)
     rows = cag.library.documents()
     st.subheader("Documents", anchor=False)
@@ -34,7 +35,8 @@ def show() -> None:
         st.info("No documents yet. Upload some or name a folder above.")
         return
     _table(rows)
-    checking = watch(VERIFY, _problems)
+    with st.container():
+        checking = watch(VERIFY, _problems)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         _remove(rows, reading)
         if st.button("Verify every file", icon=":material/verified:", disabled=checking):
@@ -43,7 +45,7 @@ def show() -> None:
 
 def _figures(cag: CAG) -> None:
     stats = cag.store.stats()
-    room = f"of {shared.size(stats.max_bytes)}" if stats.max_bytes else "no cap"
+    room = f"at most {shared.size(stats.max_bytes)}" if stats.max_bytes else "no cap"
     figures = {
         "Documents": f"{len(cag.library.documents()):,}",
         "Passages": f"{len(cag.library):,}",
@@ -101,7 +103,6 @@ def _reading(cag: CAG, paths: Sequence[Path], *, prune: bool = False) -> Callabl
     def work(job: Job) -> IngestReport:
         job.update("loading the models")
         cag.models.lm(cag.settings.reference)
-        shared.open_index()
         job.update("reading", 0.0)
 
         def update(step: Progress) -> None:

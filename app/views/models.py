@@ -106,20 +106,20 @@ def _translators(cag: CAG, fingerprints: Mapping[str, str]) -> None:
     names: set[str] = set()
     for described in found:
         reason = refusal(cag, described) or misfit(described, fingerprints)
-        if described["name"] in names:
-            reason = "another one for the same pair comes first"
+        _translator(described, reason, shadowed=described["name"] in names)
         names.add(described["name"])
-        _translator(described, reason)
 
 
-def _translator(described: dict[str, Any], reason: str) -> None:
+def _translator(described: dict[str, Any], reason: str, *, shadowed: bool) -> None:
     with st.container(border=True):
-        badge = ":orange-badge[not used]" if reason else ":green-badge[used by ask]"
+        badge = ":orange-badge[not used]" if reason or shadowed else ":green-badge[used by ask]"
         st.markdown(
             f"{shared.code(described['reference'])} → {shared.code(described['target'])} "
             f":gray-badge[{described['kind']}] {badge}"
         )
-        if reason:
+        if shadowed:
+            st.caption("Another one for the same pair comes first.")
+        elif reason:
             st.warning(shared.literal(f"`ask` does not use it: {reason}."))
         with st.container(horizontal=True):
             st.metric(

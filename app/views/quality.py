@@ -32,7 +32,8 @@ def show() -> None:
     st.title("Quality", anchor=False)
     roots = {"own run": cag.settings.home / "eval", "project": shared.ROOT / "docs" / "evaluation"}
     found = find_reports(roots)
-    running = watch(EVALUATE, _ended)
+    with st.container():  # always there, so that what is below keeps its place
+        running = watch(EVALUATE, _ended)
     with st.expander("Run a small evaluation", icon=":material/science:", expanded=not found):
         _form(cag, running)
     for report in found:
@@ -69,7 +70,7 @@ def _report(report: Report) -> None:
     pair = pairs[0] if len(pairs) == 1 else st.selectbox("Pair", pairs)
     tasks = report.pairs[pair]
     measured = rows(tasks)
-    st.subheader(shared.code(pair.replace("--", " → ")), anchor=False)
+    st.subheader(shared.literal(pair.replace("--", " → ")), anchor=False)
     translated = [r for r in measured if r["arm"] == "translated" and r["retention"] is not None]
     if len(translated) > 1:
         st.markdown("**Translated answers, by task**")
