@@ -67,7 +67,7 @@ def _bars(
                 "part:N",
                 title=None,
                 scale=alt.Scale(domain=list(colours), range=list(colours.values())),
-                legend=alt.Legend(orient="top", columns=4, symbolType="square"),
+                legend=alt.Legend(orient="top", columns=2, symbolType="square"),
             ),
             order="order:O",
             tooltip=["answer:N", "part:N", alt.Tooltip("value:Q", format=figure)],

@@ -26,6 +26,9 @@ EXAMPLES = (
     "Which library keeps the vectors?",
     "How much disk does each token need?",
 )
+#: Seconds for the browser to draw the places of the answers: on the machine that also answers,
+#: drawing would be charged to the first answer.
+SETTLE = 0.3
 #: Documents by whose names the project's own documentation is known.
 DOCUMENTATION = {"idea.md", "limits.md", "store.md"}
 
@@ -189,6 +192,7 @@ def _stream(cag: CAG, request: Request) -> Result:
     sources = cag.retrieve(request.question, request.k)
     spent = 1e3 * (time.perf_counter() - started)
     slots = {target: _slots(target, request.paths) for target in request.targets}
+    time.sleep(SETTLE)
     answered = [_ask(cag, request, target, sources, slots[target]) for target in request.targets]
     return Result(request, sources, spent, answered)
 
