@@ -7,20 +7,19 @@ from typing import Any
 
 from cag.engine import CAG
 from cag.errors import CagError
-from cag.lm.pull import list_models, resolve
+from cag.lm.pull import is_here, pulled_llms
 from cag.translate.finding import describe_translators, pair_name
 
 
 def offered_targets(cag: CAG) -> list[str]:
     """Names of the models that can answer: the default one first, then others that are here."""
     home, settings = cag.settings.home, cag.settings
-    known = [model.name for model in list_models(home) if model.kind == "llm" and model.pulled]
     trained = [
         described["target"]
         for described in _described(cag)
-        if described["reference"] == settings.reference and _is_here(cag, described["target"])
+        if described["reference"] == settings.reference and is_here(described["target"], home)
     ]
-    return list(dict.fromkeys([settings.target, *trained, *known]))
+    return list(dict.fromkeys([settings.target, *trained, *pulled_llms(home)]))
 
 
 def refusals(cag: CAG, targets: Sequence[str]) -> dict[str, str]:
@@ -43,14 +42,6 @@ def _described(cag: CAG) -> list[dict[str, Any]]:
         return describe_translators(cag.settings.home)
     except CagError:
         return []
-
-
-def _is_here(cag: CAG, name: str) -> bool:
-    try:
-        resolve(name, cag.settings.home)
-    except CagError:
-        return False
-    return True
 
 
 def refusal(cag: CAG, described: dict[str, Any]) -> str:
@@ -76,6 +67,6 @@ def known_pairs(cag: CAG) -> list[tuple[str, str]]:
     trained = [
         (described["reference"], described["target"])
         for described in _described(cag)
-        if all(_is_here(cag, described[role]) for role in ("reference", "target"))
+        if all(is_here(described[role], settings.home) for role in ("reference", "target"))
     ]
     return list(dict.fromkeys([(settings.reference, settings.target), *trained]))

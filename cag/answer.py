@@ -136,8 +136,7 @@ class Comparison:
         first, other = self.direct.first_logits, self.translated.first_logits
         if first is None or other is None:
             return float("nan")
-        wanted, found = first.log_softmax(-1), other.log_softmax(-1)
-        return max(0.0, float(torch.sum(wanted.exp() * (wanted - found))))
+        return first_token_kl(first, other)
 
     def to_json(self) -> dict[str, Any]:
         """Both answers and how far apart they are."""
@@ -147,6 +146,12 @@ class Comparison:
             "token_f1": round(self.token_f1, 4),
             "first_token_kl": round(self.first_token_kl, 4),
         }
+
+
+def first_token_kl(native: Tensor, found: Tensor) -> float:
+    """KL(native || found) in nats, from the first token's logits with shape (vocabulary,)."""
+    wanted, other = native.float().log_softmax(-1), found.float().log_softmax(-1)
+    return max(0.0, float(torch.sum(wanted.exp() * (wanted - other))))
 
 
 def normalise(text: str) -> list[str]:

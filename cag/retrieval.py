@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,17 +38,23 @@ class Embedder:
 
 
 class Words:
-    """TF-IDF over the words of passages: finds names and terms that embeddings blur."""
+    """TF-IDF over the words of passages: finds names and terms that embeddings blur.
 
-    def __init__(self, passages: Sequence[Passage]) -> None:
+    Parameters
+    ----------
+    texts
+        What to search, by id.
+    """
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
         from sklearn.feature_extraction.text import TfidfVectorizer  # slow to import
 
-        self._ids = [passage.id for passage in passages]
+        self._ids = list(texts)
         self._vectorizer = TfidfVectorizer(sublinear_tf=True, token_pattern=r"(?u)\b\w+\b")
-        self._matrix = self._vectorizer.fit_transform([_indexed(p) for p in passages])
+        self._matrix = self._vectorizer.fit_transform(texts.values())
 
     def scores(self, question: str) -> dict[str, float]:
-        """Cosine similarity of the question to every passage, by id."""
+        """Cosine similarity of the question to every text, by id."""
         found = self._matrix @ self._vectorizer.transform([question]).T
         return dict(zip(self._ids, found.toarray()[:, 0].tolist(), strict=True))
 
@@ -156,7 +162,7 @@ class Retriever:
         with self._lock:
             by_meaning = dict(self._index.search(vector, len(self._index)))
             if self._words is None and by_meaning:
-                self._words = Words(list(self._library.passages()))
+                self._words = Words({p.id: _indexed(p) for p in self._library.passages()})
             by_words = self._words.scores(question) if self._words else {}
         scores = {i: (score + by_words.get(i, 0.0)) / 2 for i, score in by_meaning.items()}
         sources = []

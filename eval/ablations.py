@@ -7,7 +7,6 @@ held-out passages of the *choose* split; report splits play no part.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from cag.translate.base import Translator
 from cag.translate.moments import Moments
 from cag.translate.ridge import Ridge
 from cag.translate.training import Edit, Recipe, Trainer
+from eval import lines
 from eval.metrics import bootstrap
 
 
@@ -42,15 +42,7 @@ def native_values(translated: KV, native: KV) -> KV:
 
 def native_below(boundary: int) -> Edit:
     """The lowest layers run natively over the passage."""
-
-    def edit(translated: KV, native: KV) -> KV:
-        parts = (
-            torch.cat([n[:boundary], t[boundary:]])
-            for n, t in ((native.keys, translated.keys), (native.values, translated.values))
-        )
-        return KV(*parts)
-
-    return edit
+    return lambda translated, native: translated.above(boundary, native)
 
 
 @dataclass(frozen=True)
@@ -160,9 +152,8 @@ def run_ablations(
     on_result
         Called with each result, its number and how many there are.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     log = folder / "ablations.jsonl"
-    logged = _read(log)
+    logged = {(row["group"], row["name"]): row for row in lines.read(log)}
     pool = _Pool(make, recipe, folder)
     results = []
     wanted = [v for v in variants(pool.layers, recipe) if not only or v.group in only]
@@ -170,8 +161,7 @@ def run_ablations(
         key = (variant.group, variant.name)
         if key not in logged:
             logged[key] = pool.measure(variant)
-            with log.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(logged[key]) + "\n")
+            lines.append(log, logged[key])
         results.append(logged[key])
         on_result(logged[key], done, len(wanted))
     return results
@@ -258,16 +248,9 @@ def _recovered(nlls: Tensor) -> dict[str, Any]:
     }
 
 
-def _read(log: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    if not log.exists():
-        return {}
-    rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    return {(row["group"], row["name"]): row for row in rows}
-
-
 def table(results: Sequence[dict[str, Any]], passages: int, minutes: float) -> str:
     """All results as Markdown."""
-    lines = [
+    found = [
         f"{passages} training passages; rows with minutes descended for {minutes:g} of them. "
         f"Recovered answer NLL on {results[0]['passages']} held-out passages, 95% interval from "
         "1,000 resamplings of the passages.",
@@ -277,9 +260,9 @@ def table(results: Sequence[dict[str, Any]], passages: int, minutes: float) -> s
     ]
     for row in results:
         low, high = row["recovered_95"]
-        lines.append(
+        found.append(
             f"| {row['group']} | {row['name']} | {row['recovered']:.3f} | {low:.3f} to {high:.3f} "
             f"| {row['parameters'] / 1e6:.1f} M | {row['multiplications'] / 1e6:.1f} M "
             f"| {row['minutes']:g} |"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join(found) + "\n"

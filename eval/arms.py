@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from cag.lm.loading import LM
 from cag.lm.prefill import prefill
 from cag.lm.prompt import DEFAULT_TEMPLATE, PASSAGE_FORMAT, REFERENCE_PREFIX, Template, prefix_ids
 from cag.lm.replay import replay
+from cag.retrieval import Words
 from cag.translate import Translator
 from cag.translate.base import align_texts
 from eval.data import Question
@@ -51,7 +53,7 @@ class Bench:
 
     def native(self, lm: LM, passages: Sequence[str]) -> Context:
         """The model reads prefix and passages itself."""
-        return self.read(self.start(lm), lm, [i for ids in self.ids(lm, passages) for i in ids])
+        return self.read(self.start(lm), lm, self.tokens(lm, passages))
 
     @staticmethod
     def read(context: Context, lm: LM, ids: Sequence[int]) -> Context:
@@ -64,6 +66,11 @@ class Bench:
     def ids(lm: LM, passages: Sequence[str]) -> list[list[int]]:
         """Token ids of every passage as it stands in a prompt."""
         return [lm.encode(PASSAGE_FORMAT.format(text=text)) for text in passages]
+
+    @classmethod
+    def tokens(cls, lm: LM, passages: Sequence[str]) -> list[int]:
+        """Token ids of all passages in a row."""
+        return [token for ids in cls.ids(lm, passages) for token in ids]
 
     def translation(self, name: str, passages: Sequence[str]) -> KV:
         """The target's canonical KV of passages in a row, from one of the translators."""
@@ -110,7 +117,7 @@ def replayed(inject: bool) -> Arm:
     """
 
     def arm(b: Bench, q: Question, other: Sequence[str]) -> tuple[LM, Context]:
-        ids = [token for ids in b.ids(b.target, q.passages) for token in ids]
+        ids = b.tokens(b.target, q.passages)
         injected = b.translation("translated", q.passages) if inject else None
         layers = b.target.spec.layers
         window = range(layers // 3, 2 * layers // 3)
@@ -129,7 +136,7 @@ def last_tokens(count: int) -> Chooser:
     """The last `count` tokens of the passages."""
 
     def choose(lm: LM, question: Question) -> list[bool]:
-        total = sum(map(len, Bench.ids(lm, question.passages)))
+        total = len(Bench.tokens(lm, question.passages))
         return [at >= total - count for at in range(total)]
 
     return choose
@@ -167,7 +174,7 @@ def refreshed(choose: Chooser) -> Arm:
 
     def arm(b: Bench, q: Question, other: Sequence[str]) -> tuple[LM, Context]:
         kv, mask = b.translation("translated", q.passages), choose(b.target, q)
-        ids = [token for ids in b.ids(b.target, q.passages) for token in ids]
+        ids = b.tokens(b.target, q.passages)
         context, at = b.start(b.target), 0
         while at < len(ids):
             stop = next((i for i in range(at, len(ids)) if mask[i] != mask[at]), len(ids))
@@ -185,7 +192,7 @@ def only_refreshed(choose: Chooser) -> Arm:
     """The control: the same tokens read natively, nothing translated."""
 
     def arm(b: Bench, q: Question, other: Sequence[str]) -> tuple[LM, Context]:
-        ids = [token for ids in b.ids(b.target, q.passages) for token in ids]
+        ids = b.tokens(b.target, q.passages)
         kept = [token for token, chosen in zip(ids, choose(b.target, q), strict=True) if chosen]
         return b.target, b.read(b.start(b.target), b.target, kept)
 
@@ -194,13 +201,15 @@ def only_refreshed(choose: Chooser) -> Arm:
 
 def text_rag(b: Bench, q: Question, other: Sequence[str]) -> tuple[LM, Context]:
     """The usual way: retrieve as many passages as are given, by TF-IDF, and read their text."""
-    from sklearn.feature_extraction.text import TfidfVectorizer  # slow to import
+    scores = _words(tuple(dict.fromkeys([*b.pool, *q.passages]))).scores(q.question)
+    best = sorted(scores, key=lambda text: -scores[text])[: len(q.passages)]
+    return b.target, b.native(b.target, best)
 
-    pool = list(dict.fromkeys([*b.pool, *q.passages]))
-    vectorizer = TfidfVectorizer(sublinear_tf=True, token_pattern=r"(?u)\b\w+\b")
-    scores = (vectorizer.fit_transform(pool) @ vectorizer.transform([q.question]).T).toarray()
-    best = sorted(range(len(pool)), key=lambda i: -scores[i, 0])[: len(q.passages)]
-    return b.target, b.native(b.target, [pool[i] for i in best])
+
+@functools.lru_cache(maxsize=1)
+def _words(pool: tuple[str, ...]) -> Words:
+    """The index of a task's passages, which all its questions share."""
+    return Words({text: text for text in pool})
 
 
 ARMS: dict[str, Arm] = {

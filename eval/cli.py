@@ -45,6 +45,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the metrics as J
 
 
 @eval_app.callback()
+@eval_app.command("run")
 def evaluate(
     context: typer.Context,
     pairs: PairsOption = None,
@@ -56,53 +57,14 @@ def evaluate(
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Answer questions in several arms; a stopped run goes on where it was."""
-    if context.invoked_subcommand is None:
-        _run(pairs, tasks, arms, n, seed, data, out, as_json)
-
-
-@eval_app.command()
-def run(
-    pairs: PairsOption = None,
-    tasks: TasksOption = None,
-    arms: ArmsOption = None,
-    n: NumberOption = 300,
-    seed: SeedOption = 0,
-    data: DataOption = Path("data"),
-    out: OutOption = None,
-    as_json: JsonOption = False,
-) -> None:
     """Answer questions in several arms; the same as `cag eval` without a command."""
-    _run(pairs, tasks, arms, n, seed, data, out, as_json)
-
-
-@eval_app.command()
-def report(
-    folder: Annotated[Path, typer.Argument(help="The --out of a run.")],
-    as_json: JsonOption = False,
-) -> None:
-    """Make metrics, report and plots anew from a run's logs."""
-    from eval.report import remake
-
-    _finish(remake(folder), folder, as_json)
-
-
-def _run(
-    pairs: list[str] | None,
-    tasks: list[str] | None,
-    arms: list[str] | None,
-    n: int,
-    seed: int,
-    data: Path,
-    out: Path | None,
-    as_json: bool,
-) -> None:
+    if context.invoked_subcommand is not None:
+        return
     from cag.errors import BadSetting
     from cag.models import Models
     from eval.arms import ARMS
     from eval.data import TASKS
-    from eval.runner import RunConfig
-    from eval.runner import run as run_arms
+    from eval.runner import RunConfig, run
 
     settings = Settings.from_environment()
     if not (wanted := listed(tasks)):
@@ -119,8 +81,19 @@ def _run(
         out=out or settings.home / "eval",
     )
     with progress(quiet=as_json) as update:
-        metrics = run_arms(config, Models(settings), settings, update, _warn)
+        metrics = run(config, Models(settings), settings, update, _warn)
     _finish(metrics, config.out, as_json)
+
+
+@eval_app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="The --out of a run.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Make metrics, report and plots anew from a run's logs."""
+    from eval.report import remake
+
+    _finish(remake(folder), folder, as_json)
 
 
 def listed(values: Sequence[str] | None) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,19 +42,23 @@ def injection(
     from cag.models import Models
     from eval.arms import Bench
     from eval.data import find_task
+    from eval.identity import write_json
     from eval.injection import plot_injection, run_injection
+    from eval.plots import require_matplotlib
+    from eval.summary import plain
+    from eval.translators import find_translators
 
+    require_matplotlib()
     settings = Settings.from_environment()
     models, results = Models(settings), dict[str, Any]()
     folder = (out or settings.home / "eval") / "injection"
     questions = find_task(task).questions(data, n, seed)
     for text in listed(pairs) or [f"{settings.reference}:{settings.target}"]:
         reference, target = named_pair(text)
-        translator = models.translator(reference, target)
-        if translator is None:
+        translators = find_translators(models, settings, reference, target, ["translated"])
+        if not translators:
             raise TranslatorError(f"no translator for {text}; make one with `cag train`")
-        translator.check_models(models.lm(reference).fingerprint, models.lm(target))
-        bench = Bench(models.lm(reference), models.lm(target), {"translated": translator})
+        bench = Bench(models.lm(reference), models.lm(target), translators)
         positions = range(0, bench.target.spec.layers, stride)
         with progress(quiet=as_json) as update:
             results[text] = run_injection(
@@ -61,9 +66,11 @@ def injection(
                 questions,
                 positions,
                 width=width,
-                on_example=lambda done, total, text=text: update(text, done, total),  # type: ignore[misc]
+                on_example=partial(update, text),
             )
-    _write(folder / "injection.json", {"task": task, "seed": seed, "pairs": results})
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {"task": task, "seed": seed, "pairs": results}
+    write_json(folder / "injection.json", plain(found))
     plot_injection(results, folder / "injection.png")
     _tell(results, folder, as_json)
 
@@ -110,11 +117,6 @@ def ablations(
         )
     (folder / "ablations.md").write_text(table(results, n, minutes), encoding="utf-8")
     _tell(results, folder, as_json)
-
-
-def _write(path: Path, value: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
 def _tell(value: Any, folder: Path, as_json: bool) -> None:

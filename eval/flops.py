@@ -10,17 +10,11 @@ from transformers import LlamaConfig, Qwen2Config
 
 from cag.lm.spec import KVSpec
 from cag.translate import TRANSLATORS, TranslatorConfig
+from cag.translate.training import Recipe
 
+_SIZES = ("rank", "key_rank", "value_rank", "predecessors", "experts", "active", "hidden")
 #: What `cag train` builds.
-RECIPE: dict[str, Any] = {
-    "rank": 512,
-    "key_rank": 768,
-    "value_rank": 512,
-    "predecessors": 3,
-    "experts": 4,
-    "active": 2,
-    "hidden": 96,
-}
+RECIPE: dict[str, Any] = {name: getattr(Recipe(), name) for name in _SIZES}
 
 
 def llama_3_1_8b() -> LlamaConfig:

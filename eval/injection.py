@@ -24,7 +24,7 @@ from cag.lm.loading import LM
 from cag.lm.replay import Replayed, replay
 from eval.arms import Bench
 from eval.data import Question
-from eval.measure import answer_nll
+from eval.measure import answer_nll, suffix_ids
 from eval.metrics import bootstrap, mean, recovered
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class _Read:
     @torch.no_grad()
     def natively(cls, bench: Bench, passages: Sequence[str], translator: str) -> _Read:
         lm, start = bench.target, bench.start(bench.target)
-        ids = [token for passage in bench.ids(lm, passages) for token in passage]
+        ids = bench.tokens(lm, passages)
         native = replay(lm, start.fork(), ids, None, (), states=True)
         own = native.context.canonical(start.length, native.context.length)
         translated = bench.translation(translator, passages).to(own.keys.device, own.keys.dtype)
@@ -165,12 +165,7 @@ class _Read:
     def spliced(self, boundary: int) -> Context:
         """Native KV below the boundary, translated KV at and above it."""
         context = self.start.fork()
-        context.append(
-            KV(
-                torch.cat([self.own.keys[:boundary], self.translated.keys[boundary:]]),
-                torch.cat([self.own.values[:boundary], self.translated.values[boundary:]]),
-            )
-        )
+        context.append(self.translated.above(boundary, self.own))
         return context
 
 
@@ -185,8 +180,9 @@ class _Inquiry:
 
     @classmethod
     def over(cls, bench: Bench, read: _Read, question: Question) -> _Inquiry:
-        suffix = read.lm.encode(bench.template.suffix.format(question=question.question))
-        inquiry = cls(read.lm, suffix, question.answers[0], torch.empty(0))
+        inquiry = cls(
+            read.lm, suffix_ids(bench, read.lm, question), question.answers[0], torch.empty(0)
+        )
         inquiry.native = inquiry.top(read.native.context)
         return inquiry
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cag.answer import first_token_kl
 from cag.lm.cache import KV, Context
 from cag.lm.counting import LayerTokens, count_layer_tokens
 from cag.lm.decode import Decoded, Generation, decode
@@ -17,7 +18,7 @@ from cag.lm.loading import LM
 from eval import flops
 from eval.arms import ARMS, Bench, Span
 from eval.data import Question
-from eval.metrics import best_f1, chosen, exact_match, first_token_kl
+from eval.metrics import best_f1, chosen, exact_match
 
 GENERATION = Generation(max_tokens=16, stop=("\n",))
 

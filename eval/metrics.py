@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from torch import Tensor
 
 from cag.answer import normalise, token_f1
 
@@ -41,12 +40,6 @@ def above_chance(right: float, choices: Sequence[str]) -> float:
 def agrees(found: str, native: str) -> float:
     """1 if two answers are the same once normalised."""
     return float(normalise(found) == normalise(native))
-
-
-def first_token_kl(native: Tensor, found: Tensor) -> float:
-    """KL(native || found) in nats, from the first token's logits with shape (vocabulary,)."""
-    wanted, other = native.float().log_softmax(-1), found.float().log_softmax(-1)
-    return max(0.0, float((wanted.exp() * (wanted - other)).sum()))
 
 
 # -- many answers --------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from cag.errors import CagError, ContextTooLong
 from cag.models import Models
 from cag.settings import Settings
 from cag.translate.finding import pair_name
-from eval import identity, plots, report
+from eval import identity, lines, plots, report
 from eval.arms import ARMS, NEEDS
 from eval.data import Question, find_task
 from eval.measure import GENERATION, MeteredBench, native_logits, run_arm
@@ -216,7 +215,7 @@ def _answer(parts: Sequence[_Part], on_progress: OnProgress, warn: Callable[[str
             except ContextTooLong as error:
                 row["skipped"] = str(error)
                 warn(f"{stage}: question '{question.id}' is left out: {error}")
-            _append(part.log, row)
+            lines.append(part.log, row)
             done += len(missing)
             on_progress(stage, done, total)
 
@@ -258,17 +257,6 @@ def other_passages(texts: Sequence[tuple[str, ...]], question: Question) -> tupl
         if not set(other) & set(question.passages):
             return other
     return (UNRELATED,)
-
-
-def _append(log: Path, row: Row) -> None:
-    """Add a line; one that a crash cut off is ended first."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a+b") as file:
-        if file.tell():
-            file.seek(-1, 2)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
-        file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
 
 
 def _note_routing(part: _Part) -> None:

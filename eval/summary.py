@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 from collections import Counter
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval import metrics
+from eval import lines, metrics
 from eval.identity import read_config
 
 Row = dict[str, Any]
@@ -22,15 +21,8 @@ SAME = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.1}
 
 
 def read_log(path: Path) -> dict[str, Row]:
-    """Logged rows by question: of several the last; a line that a crash cut off is passed over."""
-    rows: dict[str, Row] = {}
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError):
-                row = json.loads(line)
-                if isinstance(row, dict) and "id" in row and "arms" in row:
-                    rows[row["id"]] = row
-    return rows
+    """Logged rows by question: of several the last."""
+    return {row["id"]: row for row in lines.read(path) if "id" in row and "arms" in row}
 
 
 def summarise_folder(folder: Path) -> dict[str, Any]:

@@ -183,6 +183,10 @@ class CacheStore:
         """The key this store gives an identity."""
         return cache_key(self._complete(identity))
 
+    def file(self, identity: Identity) -> Path:
+        """Where the cache of an identity lies, whether it is there or not."""
+        return self._path(self.key(identity))
+
     def delete(self, key: str) -> bool:
         """Remove a cache; says whether it was there."""
         self._caches.delete(key)

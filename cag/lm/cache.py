@@ -51,6 +51,13 @@ class KV:
         """Like `torch.Tensor.to`, for both tensors."""
         return KV(self.keys.to(*args), self.values.to(*args))
 
+    def above(self, boundary: int, below: KV) -> KV:
+        """The layers of `below` under a boundary, and this one's layers at and above it."""
+        return KV(
+            torch.cat([below.keys[:boundary], self.keys[boundary:]]),
+            torch.cat([below.values[:boundary], self.values[boundary:]]),
+        )
+
     @staticmethod
     def join(parts: Sequence[KV]) -> KV:
         """Concatenate along the tokens."""

@@ -88,6 +88,20 @@ def resolve(name: str, home: Path) -> Path:
     )
 
 
+def is_here(name: str, home: Path) -> bool:
+    """Whether `resolve` finds a model."""
+    try:
+        resolve(name, home)
+    except (MissingWeights, UnknownModel):
+        return False
+    return True
+
+
+def pulled_llms(home: Path) -> list[str]:
+    """Names of the known language models that were pulled."""
+    return [model.name for model in list_models(home) if model.kind == "llm" and model.pulled]
+
+
 def pull(
     name: str,
     home: Path,

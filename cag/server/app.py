@@ -16,9 +16,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from cag.engine import CAG, Stream
-from cag.errors import CagError
 from cag.lm.decode import Generation
-from cag.lm.pull import list_models, resolve
+from cag.lm.pull import is_here, pulled_llms
 from cag.server.errors import ApiError, Reply, as_api_error, out_of_time
 from cag.server.guard import Guard
 from cag.server.lanes import Job, Lanes, Work
@@ -79,9 +78,12 @@ class Desk:
         No other folder or hub id: a client must not choose what is loaded from this machine.
         """
         settings, loaded = self.engine.settings, self.engine.models.loaded
-        names = [name for name in (settings.target, settings.reference) if self._is_here(name)]
-        pulled = [m.name for m in list_models(settings.home) if m.kind == "llm" and m.pulled]
-        return list(dict.fromkeys([*names, *loaded, *pulled]))
+        names = [
+            name
+            for name in (settings.target, settings.reference)
+            if name in loaded or is_here(name, settings.home)
+        ]
+        return list(dict.fromkeys([*names, *loaded, *pulled_llms(settings.home)]))
 
     def described(self) -> list[dict[str, Any]]:
         """The served models, with the translator that each has from the reference."""
@@ -95,15 +97,6 @@ class Desk:
                 described_model(name, self.opened, loaded=name in loaded, translator=translator)
             )
         return found
-
-    def _is_here(self, name: str) -> bool:
-        if name in self.engine.models.loaded:
-            return True
-        try:
-            resolve(name, self.engine.settings.home)
-        except CagError:
-            return False
-        return True
 
     def chat(self, request: ChatRequest, question: str) -> Stream:
         """Start a chat's answer; runs in a lane. Without documents it is free chat."""

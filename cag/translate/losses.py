@@ -36,12 +36,9 @@ class AttentionMatching:
     prefix: KV
 
     def __post_init__(self) -> None:
-        spec = self.target.spec
-        rotary = Rotary(self.target, torch.arange(len(self.prefix)))
-        keys = [rotary.rotate(self.prefix.keys[i], i) for i in range(spec.layers)]
-        self._prefix_keys = torch.stack(keys).float()
+        self._prefix_keys = rotated(self.target, self.prefix, 0).float()
         self._prefix_values = self.prefix.values.float()
-        windows = [w or 10**9 for w in spec.sliding]
+        windows = [w or 10**9 for w in self.target.spec.sliding]
         self._windows = torch.tensor(windows, device=self.target.device)
 
     def __call__(self, translated: KV, pair: Pair) -> tuple[Tensor, Tensor]:

@@ -135,6 +135,7 @@ class Trainer:
         self.collector = PairCollector(self.reference, self.target, self.template)
         self.prefix = self.collector.prefix_kv
         self.matching = AttentionMatching(self.target, self.prefix)
+        self._bounds: dict[Path, tuple[float, float]] = {}
         self.half = fastest_dtype(str(self.target.device)) == torch.bfloat16
 
     def _check_same_run(self) -> None:
@@ -364,9 +365,11 @@ class Trainer:
         for path in stored_pairs(self.folder / "held_out")[:limit]:
             pair = Pair.load(path, self.target.device)
             native = pair.native.to(torch.float32)
+            if path not in self._bounds:  # they are the same for every translator
+                self._bounds[path] = self._answer_nll(native, pair), self._answer_nll(None, pair)
             ((translated, _),) = self.translate(translator, [pair])
-            read = (native, edit(translated, native), None)
-            rows.append([self._answer_nll(kv, pair) for kv in read])
+            best, worst = self._bounds[path]
+            rows.append([best, self._answer_nll(edit(translated, native), pair), worst])
         return torch.tensor(rows)
 
     def _answer_nll(self, kv: KV | None, pair: Pair) -> float:

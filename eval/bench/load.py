@@ -14,7 +14,7 @@ from cag.engine import CAG
 from cag.ingest import store_passages
 from cag.settings import Settings
 from eval.bench.ingest import synthetic_items
-from eval.bench.machine import cache_file, drop_from_page_cache, in_page_cache
+from eval.bench.machine import drop_from_page_cache, in_page_cache
 from store import CacheStore
 from store.cache_store import Identity
 
@@ -39,7 +39,7 @@ def run_load(settings: Settings, passages: int = 16, rounds: int = 5) -> dict[st
         items = synthetic_items(lm, passages, settings.passage_tokens)
         store_passages(lm, engine.store, items, settings.batch)
         identities = [passage.identity for passage, _ in items]
-        files = [cache_file(engine.store, identity) for identity in identities]
+        files = [engine.store.file(identity) for identity in identities]
         size = sum(file.stat().st_size for file in files)
         seconds = _measure(engine.store, identities, files, rounds)
         drop_from_page_cache(files)

@@ -1,4 +1,4 @@
-"""What benchmarks ask of the machine: files, page cache and resident memory (Linux)."""
+"""What benchmarks ask of the machine: page cache and resident memory (Linux)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,6 @@ import gc
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-
-from store import CacheStore
-from store.cache_store import Identity
-
-
-def cache_file(store: CacheStore, identity: Identity) -> Path:
-    """The file that holds the cache of this identity."""
-    key = store.key(identity)
-    return store.folder / "kv" / key[:2] / f"{key}.safetensors"
 
 
 def drop_from_page_cache(files: Iterable[Path]) -> None:

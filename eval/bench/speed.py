@@ -17,7 +17,7 @@ from cag.errors import ContextTooLong
 from cag.lm.decode import Generation
 from cag.retrieval import Source
 from cag.settings import Settings
-from eval.bench.machine import cache_file, drop_from_page_cache, peak_growth
+from eval.bench.machine import drop_from_page_cache, peak_growth
 
 LENGTHS = (256, 1000, 4000)
 
@@ -126,7 +126,7 @@ def _prepare(engine: CAG, folder: Path, tokens: int, seed: int) -> _Length:
     engine.ingest([file])
     passages = [p for p in engine.library.passages() if p.document == str(file)]
     sources = [Source(passage, 1.0) for passage in sorted(passages, key=lambda p: p.start)]
-    files = [cache_file(engine.store, passage.identity) for passage in passages]
+    files = [engine.store.file(passage.identity) for passage in passages]
     length = _Length(tokens, sources, files)
     for mode in ("direct", "translated"):
         _ask(engine, length, mode)
@@ -181,13 +181,12 @@ def _memory(engine: CAG, length: _Length, answer: Answer, stored: int) -> dict[s
     loads, and the median peak growth of the resident set during a question on either path.
     """
     lm = engine.models.lm(engine.settings.target)
-    tokens = answer.tokens.prefix + answer.tokens.passage + answer.tokens.suffix
     peaks = {
         mode: statistics.median(known) if (known := [b for b in growth if b is not None]) else None
         for mode, growth in length.growth.items()
     }
     return {
-        "context": tokens * lm.spec.numbers_per_token * lm.dtype.itemsize,
+        "context": answer.tokens.read * lm.spec.numbers_per_token * lm.dtype.itemsize,
         "loaded": stored if answer.path == "translated" else 0,
         "peak_growth": peaks,
     }

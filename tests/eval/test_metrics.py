@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from cag.answer import normalise, token_f1
+from cag.answer import first_token_kl, normalise, token_f1
 from eval.metrics import (
     above_chance,
     accuracy,
@@ -19,7 +19,6 @@ from eval.metrics import (
     chosen,
     difference_interval,
     exact_match,
-    first_token_kl,
     mean,
     mean_interval,
     ratio,
