@@ -200,6 +200,9 @@ def train(
     limit: Annotated[int | None, typer.Option(help="Passages per data file.")] = None,
     seed: int = 0,
     kind: Annotated[str, typer.Option(help="mixture, or a baseline to compare with.")] = "mixture",
+    drop_reserved: Annotated[
+        bool, typer.Option(help="Leave out passages of report splits instead of refusing a file.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a translator from REFERENCE to TARGET; a stopped run goes on where it was."""
@@ -217,6 +220,7 @@ def train(
         limit=limit,
         seed=seed,
         kind=kind,
+        drop_reserved=drop_reserved,
         log=show.event if not as_json else lambda event: None,
     )
     if as_json:

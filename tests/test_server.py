@@ -461,10 +461,7 @@ def test_a_client_that_leaves_frees_the_queue(live: Live, gate: Gate) -> None:
             for connection in left:
                 connection.close()
             live.wait_for(1, 0)
-    made = gate.made
-    gate.steps.release()  # the decode only ends between two pieces
-    live.wait_for(0, 0)
-    assert gate.made <= made + 1
+    left_early(live, gate)
     gate.open()
     assert live.chat().choices
 
@@ -473,9 +470,15 @@ def test_a_client_that_leaves_without_streaming_frees_the_queue(live: Live, gate
     connection = raw_post(live, live.body(max_tokens=24))
     live.wait_for(1, 0)
     connection.close()
-    gate.steps.release(2)
-    live.wait_for(0, 0)
-    assert gate.made <= 4
+    left_early(live, gate)
+
+
+def left_early(live: Live, gate: Gate) -> None:
+    """Let pieces through until the queue is free: it ends between two, long before the last."""
+    while live.counts() != {"running": 0, "waiting": 0}:
+        assert gate.made < 20, "the answer goes on although nobody listens"
+        gate.steps.release()
+        time.sleep(0.1)  # the server needs a moment to see that the client has left
 
 
 def raw_post(live: Live, body: dict[str, Any]) -> socket.socket:

@@ -29,6 +29,7 @@ def train_translator(
     limit: int | None = None,
     seed: int = 0,
     kind: str = "mixture",
+    drop_reserved: bool = False,
     log: Callable[[dict[str, Any]], None] = lambda event: None,
 ) -> tuple[Path, dict[str, Any]]:
     """Train a translator and save it.
@@ -47,6 +48,8 @@ def train_translator(
     kind
         Other kinds than the mixture stay in the run folder, where `cag eval` finds them to
         compare with.
+    drop_reserved
+        Leave out passages that figures are reported on, instead of refusing their file.
 
     Returns
     -------
@@ -54,7 +57,9 @@ def train_translator(
         The folder and the report as JSON.
     """
     started = time.monotonic()
-    examples, chosen_by = examples_of(data, held_out, limit=limit, seed=seed)
+    examples, chosen_by = examples_of(
+        data, held_out, limit=limit, seed=seed, drop_reserved=drop_reserved
+    )
     name = pair_name(reference, target)
     models = Models(settings)
     trainer = Trainer(
@@ -79,13 +84,23 @@ def train_translator(
 
 
 def examples_of(
-    data: Sequence[str], held_out: Sequence[str], *, limit: int | None, seed: int
+    data: Sequence[str],
+    held_out: Sequence[str],
+    *,
+    limit: int | None,
+    seed: int,
+    drop_reserved: bool = False,
 ) -> tuple[list[Example], list[Example]]:
     """Passages to train on, without duplicates, and to choose by."""
     chooser = random.Random(seed)
-    examples = [e for source in data for e in _drawn(source, limit, chooser, seed)]
+
+    def drawn(source: str, limit: int | None) -> list[Example]:
+        found = read_examples(source, seed=seed, drop_reserved=drop_reserved)
+        return found if limit is None or len(found) <= limit else chooser.sample(found, limit)
+
+    examples = [e for source in data for e in drawn(source, limit)]
     examples = list({example.text: example for example in examples}.values())
-    chosen_by = [e for source in held_out for e in _drawn(source, 48, chooser, seed)]
+    chosen_by = [e for source in held_out for e in drawn(source, 48)]
     if not chosen_by:
         chooser.shuffle(examples)
         aside = min(48, len(examples) // 20)
@@ -105,10 +120,3 @@ def recipe_of(kind: str, minutes: float, seed: int) -> Recipe:
     if kind == "ridge":
         return replace(recipe, minutes=0.0)
     return replace(recipe, hidden=2048) if kind == "single_projection" else recipe
-
-
-def _drawn(source: str, limit: int | None, chooser: random.Random, seed: int) -> list[Example]:
-    examples = read_examples(source, seed=seed)
-    if limit is not None and len(examples) > limit:
-        examples = chooser.sample(examples, limit)
-    return examples

@@ -30,8 +30,17 @@ class Example:
     questions: tuple[tuple[str, str], ...]
 
 
-def read_examples(source: str, *, seed: int = 0) -> list[Example]:
+def read_examples(source: str, *, seed: int = 0, drop_reserved: bool = False) -> list[Example]:
     """Passages of one file, with cloze questions where the file has none.
+
+    Parameters
+    ----------
+    source
+        ``FILE`` or ``FILE[start:stop]``.
+    seed
+        Decides the cloze questions.
+    drop_reserved
+        Leave out passages that figures are reported on, instead of refusing the file.
 
     Raises
     ------
@@ -47,8 +56,10 @@ def read_examples(source: str, *, seed: int = 0) -> list[Example]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise IngestError(f"cannot read training data from '{path}': {reason}") from error
     examples = examples[part]
+    if drop_reserved:
+        examples = [example for example in examples if not reserved.holds(example.text)]
     if not examples:
-        raise IngestError(f"'{source}' holds no passages")
+        raise IngestError(f"'{source}' holds no passages to train on")
     reserved.check((example.text for example in examples), source)
     chooser = random.Random(seed)
     return [e if e.questions else Example(e.text, cloze(e.text, chooser)) for e in examples]

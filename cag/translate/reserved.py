@@ -47,7 +47,7 @@ def check(texts: Iterable[str], where: str) -> None:
         raise ReservedPassage(
             f"{sum(found)} of the {len(found)} passages of '{where}' belong to a report split; a "
             "translator trained on them or chosen by them could not be measured honestly: give "
-            "another slice, such as FILE[0:1000], or a file without them"
+            "another slice, such as FILE[0:1000], or leave them out with --drop-reserved"
         )
 
 

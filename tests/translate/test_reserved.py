@@ -12,7 +12,7 @@ from conftest import TEXT
 from typer import Typer
 from typer.testing import CliRunner
 
-from cag.errors import CagError, ReservedPassage
+from cag.errors import CagError, IngestError, ReservedPassage
 from cag.translate import reserved
 from cag.translate.examples import read_examples
 from eval.data import TASKS
@@ -46,6 +46,14 @@ def test_reserved_passages_are_refused_with_their_number_and_file(tmp_path: Path
     assert isinstance(caught.value, CagError) and "\n" not in message
     assert f"2 of the 5 passages of '{source}'" in message
     assert "report split" in message and "FILE[0:1000]" in message
+
+
+def test_reserved_passages_are_left_out_on_request(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "x.jsonl", [FREE[0], RESERVED[0], FREE[1]])
+    assert [e.text for e in read_examples(source, drop_reserved=True)] == FREE[:2]
+    only = jsonl(tmp_path / "y.jsonl", RESERVED[:2])
+    with pytest.raises(IngestError, match="no passages to train on"):
+        read_examples(only, drop_reserved=True)
 
 
 @pytest.mark.parametrize(
