@@ -10,8 +10,9 @@ import streamlit as st
 
 from app import charts, shared, sources
 from app.request import Request
-from cag.answer import Answer, Comparison, normalise
+from cag.answer import Answer, Comparison
 from cag.retrieval import Source
+from cag.scoring import normalise
 
 TITLES = {
     "translated": "From translated caches",

@@ -8,6 +8,7 @@ from typing import Any
 from cag.engine import CAG
 from cag.errors import CagError
 from cag.lm.pull import is_here, pulled_llms
+from cag.translate.base import Report
 from cag.translate.finding import describe_translators, pair_name
 
 
@@ -46,10 +47,7 @@ def _described(cag: CAG) -> list[dict[str, Any]]:
 
 def refusal(cag: CAG, described: dict[str, Any]) -> str:
     """Why `ask` would not use this translator, as one line; empty if it would."""
-    recovered, required = described["recovered"], cag.settings.min_recovered
-    if recovered is not None and recovered < required:
-        return f"it recovered {recovered:.2f} on held-out passages, {required:.2f} is required"
-    return ""
+    return Report(**described["report"]).shortfall(cag.settings.min_retention)
 
 
 def misfit(described: dict[str, Any], fingerprints: Mapping[str, str]) -> str:

@@ -302,12 +302,9 @@ class CAG:
             )
         for passage in passages:
             translator.check_models(passage.identity["model"], lm)
-        recovered = translator.report.recovered
-        if recovered is not None and recovered < self.settings.min_recovered:
-            raise TranslatorError(
-                f"the translator recovered only {recovered:.2f} of the answer NLL on held-out "
-                f"passages, {self.settings.min_recovered:.2f} is required (CAG_MIN_RECOVERED)"
-            )
+        shortfall = translator.report.shortfall(self.settings.min_retention)
+        if shortfall:
+            raise TranslatorError(f"the translator is not good enough: {shortfall}")
         answer.translator = f"{answer.reference}--{lm.name} ({translator.kind})"
         return translator
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from cag.errors import BadSetting
 
-_LEAST = {"max_store_gb": 0.0, "min_recovered": -math.inf}
+_LEAST = {"max_store_gb": 0.0, "min_retention": -math.inf}
 
 
 def default_home() -> Path:
@@ -45,9 +45,9 @@ class Settings:
         Passages per question.
     max_tokens
         Longest answer, in tokens.
-    min_recovered
-        A translator that recovered less than this share of the answer NLL on held-out
-        passages is not used; the answer takes the direct path and says so.
+    min_retention
+        A translator that keeps less than this share of the target's own answer quality on
+        held-out passages is not used; the answer takes the direct path and says so.
     """
 
     home: Path = field(default_factory=default_home)
@@ -63,7 +63,7 @@ class Settings:
     batch: int = 4
     k: int = 1
     max_tokens: int = 48
-    min_recovered: float = 0.5
+    min_retention: float = 0.8
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cag.answer import first_token_kl
 from cag.lm.cache import KV, Context
 from cag.lm.counting import LayerTokens, count_layer_tokens
 from cag.lm.decode import Decoded, Generation, decode
 from cag.lm.loading import LM
+from cag.scoring import first_token_kl
 from eval import flops
 from eval.arms import ARMS, Bench, Span
 from eval.data import Question

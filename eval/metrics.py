@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cag.answer import normalise, token_f1
+from cag.scoring import normalise, token_f1
 
 Interval = tuple[float, float]
 

@@ -17,7 +17,7 @@ import torch
 from conftest import FAMILIES, tiny_lm, tiny_models
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from cag.answer import Answer, Timings, token_f1
+from cag.answer import Answer, Timings
 from cag.compose import translate_passages
 from cag.engine import CAG
 from cag.errors import (
@@ -35,6 +35,7 @@ from cag.lm.loading import LM
 from cag.lm.prompt import PASSAGE_FORMAT, build_prompt
 from cag.models import Models
 from cag.retrieval import Source
+from cag.scoring import token_f1
 from cag.settings import Settings
 from cag.translate import Translator
 from cag.translate.base import TRANSLATORS, Report, TranslatorConfig
@@ -54,7 +55,11 @@ def make_engine(home: Path, target: str = "gemma3_text", **changes: Any) -> CAG:
 
 
 def add_translator(
-    engine: CAG, kind: str = "ridge", recovered: float | None = 0.9, **changes: Any
+    engine: CAG,
+    kind: str = "ridge",
+    recovered: float | None = 0.9,
+    retention: float | None = None,
+    **changes: Any,
 ) -> Path:
     """A translator of random weights between the engine's two models."""
     reference, target = engine.models.lm("ref"), engine.models.lm("tgt")
@@ -74,7 +79,7 @@ def add_translator(
     with torch.no_grad():
         for parameter in translator.parameters():
             parameter.normal_(0.0, 0.1)
-    translator.report = Report(recovered=recovered)
+    translator.report = Report(retention, recovered)
     folder = engine.settings.home / "translators" / "ref--tgt"
     translator.save(folder)
     return folder
@@ -396,19 +401,25 @@ def test_a_translator_of_other_weights(engine: CAG, docs: Path, role: str) -> No
     falls_back(engine, f"trained for {role}")
 
 
-@pytest.mark.parametrize("recovered", [0.499, -1.0])
-def test_a_translator_below_the_gate(engine: CAG, docs: Path, recovered: float) -> None:
-    engine.ingest([docs])
-    add_translator(engine, recovered=recovered)
-    falls_back(engine, "CAG_MIN_RECOVERED")
-
-
-@pytest.mark.parametrize("recovered", [0.5, None])
-def test_a_translator_at_the_gate_or_unmeasured_is_used(
-    engine: CAG, docs: Path, recovered: float | None
+@pytest.mark.parametrize(
+    ("recovered", "retention", "why"),
+    [(0.799, None, "recovered share on"), (-1.0, None, "-1.00"), (0.9, 0.5, "retention on")],
+)
+def test_a_translator_below_the_gate(
+    engine: CAG, docs: Path, recovered: float, retention: float | None, why: str
 ) -> None:
     engine.ingest([docs])
-    add_translator(engine, recovered=recovered)
+    add_translator(engine, recovered=recovered, retention=retention)
+    falls_back(engine, "CAG_MIN_RETENTION")
+    assert why in engine.ask(QUESTION).reason
+
+
+@pytest.mark.parametrize(("recovered", "retention"), [(0.8, None), (None, None), (0.1, 0.8)])
+def test_a_translator_at_the_gate_or_unmeasured_is_used(
+    engine: CAG, docs: Path, recovered: float | None, retention: float | None
+) -> None:
+    engine.ingest([docs])
+    add_translator(engine, recovered=recovered, retention=retention)
     answer = engine.ask(QUESTION)
     assert (answer.path, answer.translator) == ("translated", "ref--tgt (ridge)")
 

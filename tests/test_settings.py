@@ -40,7 +40,7 @@ def test_defaults(tmp_path: Path) -> None:
         ("batch", "2", 2),
         ("k", "3", 3),
         ("max_tokens", "7", 7),
-        ("min_recovered", "0.25", 0.25),
+        ("min_retention", "0.25", 0.25),
     ],
 )
 def test_every_setting_has_a_variable(
@@ -67,7 +67,7 @@ def test_an_empty_variable_counts_as_unset() -> None:
         ("CAG_K", "two", "int"),
         ("CAG_BATCH", "1.5", "int"),
         ("CAG_MAX_STORE_GB", "20GB", "float"),
-        ("CAG_MIN_RECOVERED", "half\nof it", "float"),
+        ("CAG_MIN_RETENTION", "half\nof it", "float"),
     ],
 )
 def test_a_bad_value_is_named_in_one_line(name: str, text: str, kind: str) -> None:

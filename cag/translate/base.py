@@ -140,7 +140,7 @@ class Report:
     Attributes
     ----------
     retention
-        Held-out answer quality as a share of native, or None if not calibrated.
+        Held-out answer F1 as a share of native, or None if not calibrated.
     recovered
         Held-out share of the answer NLL between no context (0) and native (1).
     details
@@ -150,6 +150,21 @@ class Report:
     retention: float | None = None
     recovered: float | None = None
     details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def quality(self) -> float | None:
+        """Retention, or the recovered share where there is no retention."""
+        return self.recovered if self.retention is None else self.retention
+
+    def shortfall(self, required: float) -> str:
+        """Why quality is too low to answer with, as one line; empty if it is not."""
+        if self.quality is None or self.quality >= required:
+            return ""
+        measured = "recovered share" if self.retention is None else "retention"
+        return (
+            f"its {measured} on held-out passages is {self.quality:.2f}, {required:.2f} is "
+            "required (CAG_MIN_RETENTION)"
+        )
 
 
 class Translator(nn.Module):

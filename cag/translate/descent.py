@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
@@ -19,15 +20,18 @@ if TYPE_CHECKING:
     from cag.translate.training import Trainer
 
 TERMS = ("attention_kl", "output_error", "kv_error", "answer_kl", "answer_nll", "shift", "replay")
+_PERIOD = 120.0  # seconds between two measurements, or more where they take long
 
 
 def descend(
     trainer: Trainer, translator: Translator, stage: str, minutes: float, rate: float
 ) -> None:
-    """Descend the losses of ``matching`` or ``answers``; `translator` ends as their average.
+    """Descend the losses of ``matching`` or ``answers``.
 
-    A file of the stage says that it is done; a checkpoint, written every two minutes, how far
-    it is.
+    `translator` ends as the average of its weights that did best on held-out passages, which
+    may be what it began as. The descent ends early when it did no better for `Recipe.patience`
+    measurements. A file of the stage says that it is done; a checkpoint, written at every
+    measurement, how far it is.
     """
     done = trainer.stages / f"{stage}.safetensors"
     if done.exists():
@@ -35,13 +39,14 @@ def descend(
         return
     if minutes <= 0:
         return
-    recipe, weights = trainer.recipe, list(trainer.recipe.matching)
-    if stage == "answers":
-        weights += [*recipe.answers, recipe.replay]
+    recipe = trainer.recipe
     optimizer = make_optimizer(translator, rate)
     averaged = {n: t.detach().clone() for n, t in translator.state_dict().items()}
     state = Checkpoint(trainer.stages / f"{stage}.checkpoint.safetensors")
     state.restore(translator, optimizer, averaged)
+    best = _Best(trainer, stage)
+    if not state.step:
+        best.measure(translator, averaged, state, [])
     chooser = random.Random(f"{recipe.seed}/{stage}/{state.step}")
     pairs = shuffled(stored_pairs(trainer.folder / "pairs"), chooser, trainer.target.device)
     started, last = time.monotonic() - state.seconds, time.monotonic()
@@ -49,24 +54,49 @@ def descend(
     while (share := (time.monotonic() - started) / (60 * minutes)) < 1:
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * schedule(share, state.step)
-        optimizer.zero_grad(set_to_none=True)
-        terms = trainer.losses(translator, [next(pairs) for _ in range(recipe.batch)], stage)
-        (terms.mean(0) @ torch.tensor(weights, device=terms.device)).backward()
-        torch.nn.utils.clip_grad_norm_(translator.parameters(), 1.0)
-        optimizer.step()
-        sums += terms.detach().tolist()
+        batch = [next(pairs) for _ in range(recipe.batch)]
+        sums += _step(trainer, translator, optimizer, batch, stage)
         state.step += 1
         decay = min(recipe.average, state.step / (state.step + 10))
         for name, tensor in translator.state_dict().items():
             averaged[name].lerp_(tensor, 1 - decay)
-        if time.monotonic() - last > 120:
+        if time.monotonic() - last > max(_PERIOD, 8 * best.seconds):
             state.seconds = time.monotonic() - started
             state.save(translator, optimizer, averaged)
-            _log_curve(trainer, translator, averaged, stage, state, sums)
+            best.measure(translator, averaged, state, sums)
             sums, last = [], time.monotonic()
-    translator.load_state_dict(averaged)
+            if best.stale >= recipe.patience:
+                break
+    state.seconds = time.monotonic() - started
+    best.measure(translator, averaged, state, sums)
+    translator.load_state_dict(best.weights(averaged))
     save_tensors(translator.state_dict(), done)
     state.path.unlink(missing_ok=True)
+    best.path.unlink(missing_ok=True)
+
+
+def _step(
+    trainer: Trainer,
+    translator: Translator,
+    optimizer: torch.optim.Optimizer,
+    batch: list[Any],
+    stage: str,
+) -> list[list[float]]:
+    """One step; passages go through the target `Recipe.at_once` at a time, to save memory."""
+    recipe = trainer.recipe
+    weights = [*recipe.matching]
+    if stage == "answers":
+        weights += [*recipe.answers, recipe.replay]
+    optimizer.zero_grad(set_to_none=True)
+    rows: list[list[float]] = []
+    for at in range(0, len(batch), recipe.at_once):
+        terms = trainer.losses(translator, batch[at : at + recipe.at_once], stage)
+        loss = terms.sum(0) @ torch.tensor(weights, device=terms.device)
+        (loss / len(batch)).backward()
+        rows += terms.detach().tolist()
+    torch.nn.utils.clip_grad_norm_(translator.parameters(), 1.0)
+    optimizer.step()
+    return rows
 
 
 def make_optimizer(translator: Translator, rate: float) -> torch.optim.Optimizer:
@@ -87,25 +117,53 @@ def schedule(share: float, step: int) -> float:
     return min(1.0, (step + 1) / 30) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * share)))
 
 
-def _log_curve(
-    trainer: Trainer,
-    translator: Translator,
-    averaged: dict[str, Tensor],
-    stage: str,
-    state: Checkpoint,
-    sums: list[list[float]],
-) -> None:
-    current = {n: t.detach().clone() for n, t in translator.state_dict().items()}
-    translator.load_state_dict(averaged)
-    measured = trainer.recovered(translator)
-    translator.load_state_dict(current)
-    columns = [sum(column) / len(column) for column in zip(*sums, strict=True)]
-    trainer.log(
-        {
-            "stage": stage,
+def curve(trainer: Trainer) -> list[dict[str, Any]]:
+    """Every measurement of both descents, in order."""
+    path = trainer.stages / "curve.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+class _Best:
+    """Measures averaged weights on held-out passages and keeps the best of a stage on disk."""
+
+    def __init__(self, trainer: Trainer, stage: str) -> None:
+        self._trainer, self._stage = trainer, stage
+        self.path = trainer.stages / f"{stage}.best.safetensors"
+        found = [row["translated"] for row in curve(trainer) if row["stage"] == stage]
+        self._nll = min(found, default=math.inf)
+        self.stale = len(found) - 1 - found.index(self._nll) if found else 0
+        self.seconds = 0.0  # what a measurement takes
+
+    def measure(
+        self,
+        translator: Translator,
+        averaged: dict[str, Tensor],
+        state: Checkpoint,
+        sums: list[list[float]],
+    ) -> None:
+        """Measure, log, and keep the weights if they are the best so far."""
+        started = time.monotonic()
+        current = {n: t.detach().clone() for n, t in translator.state_dict().items()}
+        translator.load_state_dict(averaged)
+        measured = self._trainer.recovered(translator)
+        translator.load_state_dict(current)
+        self.stale += 1
+        if measured["translated"] < self._nll:
+            self._nll, self.stale = measured["translated"], 0
+            save_tensors(averaged, self.path)
+        columns = [sum(column) / len(column) for column in zip(*sums, strict=True)]
+        row = {
+            "stage": self._stage,
             "step": state.step,
             "minutes": round(state.seconds / 60, 1),
             **{n: round(c, 4) for n, c in zip(TERMS, columns, strict=False)},
             **{n: round(v, 4) for n, v in measured.items()},
         }
-    )
+        with (self._trainer.stages / "curve.jsonl").open("a") as lines:
+            lines.write(json.dumps(row) + "\n")
+        self._trainer.log(row)
+        self.seconds = time.monotonic() - started
+
+    def weights(self, averaged: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The best weights measured."""
+        return load_file(self.path) if self.path.exists() else averaged

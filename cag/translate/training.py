@@ -32,8 +32,9 @@ from cag.translate.base import (
     TranslatorConfig,
     with_lowest_layer,
 )
+from cag.translate.calibration import calibrate
 from cag.translate.checkpoint import save_tensors
-from cag.translate.descent import descend
+from cag.translate.descent import curve, descend
 from cag.translate.examples import Example
 from cag.translate.losses import AttentionMatching, answer_loss, kv_error, outputs_of, replay_error
 from cag.translate.mixture import Mixture
@@ -57,10 +58,13 @@ class Recipe:
         Wall-clock budget of the gradient stages together.
     matching_share
         Share of `minutes` spent on attention matching; the rest goes end to end.
-    batch
-        Passages per step.
+    batch, at_once
+        Passages per step, and how many of them go through the target together: fewer need
+        less memory.
     matching_rate, answer_rate
         Peak learning rates of the two stages; the closed-form maps get a fifth.
+    patience
+        A descent ends when so many measurements, two minutes apart, brought nothing better.
     average
         Decay of the exponential moving average of the weights that is kept.
     matching
@@ -85,6 +89,8 @@ class Recipe:
     minutes: float = 35.0
     matching_share: float = 0.3
     batch: int = 4
+    at_once: int = 4
+    patience: int = 5
     matching_rate: float = 3e-4
     answer_rate: float = 6e-5
     average: float = 0.98
@@ -175,17 +181,15 @@ class Trainer:
         translator = self.start()
         recipe, share = self.recipe, self.recipe.matching_share
         descend(self, translator, "matching", recipe.minutes * share, recipe.matching_rate)
-        before = self.recovered(translator)
-        kept = {name: tensor.clone() for name, tensor in translator.state_dict().items()}
         descend(self, translator, "answers", recipe.minutes * (1 - share), recipe.answer_rate)
-        after = self.recovered(translator)
-        self.log({"stage": "answers", "recovered_before": before, "recovered_after": after})
-        if after["translated"] > before["translated"]:  # end to end must earn its place
-            translator.load_state_dict(kept)
-            after = before
-        translator.report.recovered = after["recovered"]
+        measured = self.recovered(translator)
+        self.log({"stage": "finished", **measured})
+        translator.report.recovered = measured["recovered"]
+        calibration = calibrate(translator, self.collector, self.held_out)
+        self.log({"stage": "calibration", **asdict(calibration)})
         translator.report.details |= {
-            "held_out": after,
+            "held_out": measured,
+            "curve": curve(self),
             "recipe": json.loads(json.dumps(asdict(recipe))),
             "passages": len(self.examples),
             "held_out_passages": len(self.held_out),

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cag.answer import normalise
 from cag.engine import CAG
+from cag.scoring import normalise
 from cag.settings import Settings
 
 #: (question, what a right answer holds; alternatives are separated by a bar)

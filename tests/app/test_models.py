@@ -81,7 +81,7 @@ def test_without_translators_the_command_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("recovered", "badge", "said"),
-    [(0.9, "used by ask", ""), (None, "used by ask", ""), (0.2, "not used", "0.50 is required")],
+    [(0.9, "used by ask", ""), (None, "used by ask", ""), (0.2, "not used", "0.80 is required")],
 )
 def test_the_quality_gate_is_explained(
     engine: CAG, docs: Path, recovered: float | None, badge: str, said: str

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from cag.answer import first_token_kl, normalise, token_f1
+from cag.scoring import first_token_kl, normalise, token_f1
 from eval.metrics import (
     above_chance,
     accuracy,
