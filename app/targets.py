@@ -8,7 +8,7 @@ from typing import Any
 from cag.engine import CAG
 from cag.errors import CagError
 from cag.lm.pull import is_here, pulled_llms
-from cag.translate.base import Report
+from cag.translate.config import Report
 from cag.translate.finding import describe_translators, pair_name
 
 

@@ -199,6 +199,9 @@ def train(
     budget: Annotated[float, typer.Option(help="Minutes of gradient descent.")] = 30.0,
     limit: Annotated[int | None, typer.Option(help="Passages per data file.")] = None,
     seed: int = 0,
+    at_once: Annotated[
+        int, typer.Option(min=1, help="Passages per backward pass; fewer need less memory.")
+    ] = 4,
     kind: Annotated[str, typer.Option(help="mixture, or a baseline to compare with.")] = "mixture",
     drop_reserved: Annotated[
         bool, typer.Option(help="Leave out passages of report splits instead of refusing a file.")
@@ -219,6 +222,7 @@ def train(
         minutes=budget,
         limit=limit,
         seed=seed,
+        at_once=at_once,
         kind=kind,
         drop_reserved=drop_reserved,
         log=show.event if not as_json else lambda event: None,
@@ -226,7 +230,12 @@ def train(
     if as_json:
         _print_json({"folder": str(folder), **report})
     else:
-        typer.echo(f"translator written to {folder}; held-out recovered {report['recovered']:.3f}")
+        from cag.translate.config import Report
+        from cag.translate.finding import describe
+
+        described = describe(folder)
+        show.translator(described, Report(**described["report"]).shortfall(settings.min_retention))
+        typer.echo(f"translator written to {folder}")
 
 
 @translators_app.command("list")
@@ -243,14 +252,48 @@ def list_translators(as_json: JsonOption = False) -> None:
 
 @translators_app.command("show")
 def show_translator(name: str, as_json: JsonOption = False) -> None:
-    """Everything a translator's file says about itself."""
+    """Everything a translator's file says about itself, and whether `ask` uses it."""
+    from cag.translate.config import Report
+
+    settings = _settings()
+    described = _described(settings, name)
+    refusal = Report(**described["report"]).shortfall(settings.min_retention)
+    if as_json:
+        _print_json({**described, "refusal": refusal})
+    else:
+        show.translator(described, refusal)
+
+
+@translators_app.command("calibrate")
+def calibrate_translator(
+    name: str,
+    data: Annotated[list[str], typer.Option(help="FILE or FILE[start:stop], with questions.")],
+    limit: Annotated[int, typer.Option(min=1, help="Passages per data file.")] = 48,
+    seed: int = 0,
+    save: Annotated[
+        bool, typer.Option("--save", help="Keep the result in the translator.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a translator's retention on your own questions; both models must be here."""
+    from cag.translate.command import calibrate_on
+
+    described = _described(_settings(), name)
+    found = calibrate_on(_settings(), Path(described["folder"]), data, limit, seed, save=save)
+    if as_json:
+        _print_json(found)
+    else:
+        show.pairs(found)
+
+
+def _described(settings: Settings, name: str) -> dict[str, Any]:
+    """The description of a translator by its name, as `list` shows it."""
     from cag.errors import TranslatorError
     from cag.translate.finding import describe_translators
 
-    for described in describe_translators(_settings().home):
+    for described in describe_translators(settings.home):
         if described["name"] == name:
-            _print_json(described) if as_json else show.translator(described)
-            return
+            return described
     raise TranslatorError(f"no translator '{name}'; `cag translators list` shows what there is")
 
 

@@ -151,24 +151,42 @@ def comparison(compared: Comparison) -> None:
 
 def translators(found: Sequence[dict[str, Any]]) -> None:
     """Translators as a table."""
-    table = Table("translator", "kind", "recovered", "M MAC/token", "folder", box=None)
+    columns = ("translator", "kind", "retention", "recovered", "M MAC/token", "folder")
+    table = Table(*columns, box=None)
     for described in found:
-        recovered = described["recovered"]
+        figures = (described["retention"], described["recovered"])
         table.add_row(
             described["name"],
             described["kind"],
-            "-" if recovered is None else f"{recovered:.3f}",
+            *("-" if figure is None else f"{figure:.3f}" for figure in figures),
             f"{described['multiplications'] / 1e6:.1f}",
             described["folder"],
         )
     _out.print(table)
 
 
-def translator(described: dict[str, Any]) -> None:
-    """One translator's description."""
+def translator(described: dict[str, Any], refusal: str) -> None:
+    """One translator's description; `refusal` says why `ask` does not use it, if so."""
     pairs({n: v for n, v in described.items() if not isinstance(v, dict)})
-    for name, value in described["report"].get("details", {}).items():
-        _out.print(f"{name}: {value}")
+    details = dict(described["report"].get("details", {}))
+    calibration, curve = details.pop("calibration", None), details.pop("curve", [])
+    pairs(details)
+    if calibration:
+        _out.print(
+            f"calibration: F1 {calibration['translated']:.3f} translated, "
+            f"{calibration['native']:.3f} native, on {calibration['questions']} questions about "
+            f"held-out passages; retention {calibration['low']:.2f} to {calibration['high']:.2f} "
+            "(95%)"
+        )
+    if curve:
+        table = Table("stage", "step", "minutes", "NLL", "recovered", box=None)
+        for row in curve:
+            table.add_row(
+                row["stage"], str(row["step"]), f"{row['minutes']:.1f}",
+                f"{row['translated']:.3f}", f"{row['recovered']:.3f}",
+            )  # fmt: skip
+        _out.print(table)
+    _out.print(f"`cag ask` does not use it: {refusal}" if refusal else "`cag ask` uses it")
 
 
 def documents(found: Sequence[dict[str, Any]]) -> None:

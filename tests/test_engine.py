@@ -38,7 +38,8 @@ from cag.retrieval import Source
 from cag.scoring import token_f1
 from cag.settings import Settings
 from cag.translate import Translator
-from cag.translate.base import TRANSLATORS, Report, TranslatorConfig
+from cag.translate.base import TRANSLATORS
+from cag.translate.config import Report, TranslatorConfig
 
 TARGETS = ("gemma3_text", "qwen2", "gpt2", "opt")
 QUESTION = "How many bells has the tower?"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,92 +19,11 @@ from cag.errors import TranslatorError
 from cag.lm.anchor import lowest_layer, with_predecessors
 from cag.lm.cache import KV
 from cag.lm.loading import LM
-from cag.lm.spec import KVSpec
+from cag.translate.config import Report, TranslatorConfig
 from cag.translate.moments import Moments
 
 FORMAT = 1
 TRANSLATORS: dict[str, type[Translator]] = {}
-
-
-@dataclass(frozen=True)
-class TranslatorConfig:
-    """Everything a translator must know to be rebuilt and to refuse foreign models.
-
-    Attributes
-    ----------
-    kind
-        Name in the registry.
-    reference, target
-        Names of the two models, for people.
-    reference_fingerprint, target_fingerprint
-        Of the weights it was trained for.
-    reference_spec, target_spec
-        Cache geometry of both.
-    rank
-        Size of the latent that one reference token is reduced to.
-    key_rank, value_rank
-        Rank of the maps to keys and to values.
-    predecessors
-        How many preceding tokens' target embeddings each token sees; -1 takes away its own, too.
-    experts, active, hidden
-        Mixture: number of experts, how many run per token, their hidden size.
-    routing
-        Mixture: ``learned``, or for comparison ``uniform`` (all experts, equal weights) or
-        ``random``.
-    reference_layers
-        The reference layers that are used; None takes all.
-    key_norm
-        The target normalises its keys, so their scale is known and restored.
-    """
-
-    kind: str
-    reference: str
-    target: str
-    reference_fingerprint: str
-    target_fingerprint: str
-    reference_spec: dict[str, Any]
-    target_spec: dict[str, Any]
-    rank: int = 512
-    key_rank: int = 768
-    value_rank: int = 512
-    predecessors: int = 3
-    experts: int = 0
-    active: int = 2
-    hidden: int = 96
-    routing: str = "learned"
-    reference_layers: list[int] | None = None
-    key_norm: bool = False
-
-    @property
-    def source_size(self) -> int:
-        """Numbers per reference token that are used."""
-        spec = KVSpec(**self.reference_spec)
-        share = spec.layers if self.reference_layers is None else len(self.reference_layers)
-        return spec.numbers_per_token // spec.layers * share
-
-    def selected(self, source: Tensor) -> Tensor:
-        """The used part of a flat source: (S, numbers per token) -> (S, source_size)."""
-        if self.reference_layers is None:
-            return source
-        by_layer = source.unflatten(-1, (self.reference_spec["layers"], -1))
-        return by_layer[:, self.reference_layers].flatten(1)
-
-    @property
-    def anchor_size(self) -> int:
-        """Numbers of anchor per target token."""
-        return (self.predecessors + 1) * self.target_spec["hidden_size"]
-
-    @property
-    def output_shape(self) -> tuple[int, int, int]:
-        """(L - 1, H, D): the lowest layer is exact and not translated."""
-        spec = self.target_spec
-        return spec["layers"] - 1, spec["kv_heads"], spec["head_size"]
-
-    @property
-    def outputs(self) -> int:
-        """Numbers of keys, and as many of values, that are predicted per token."""
-        layers, heads, size = self.output_shape
-        return layers * heads * size
 
 
 @dataclass(frozen=True)
@@ -131,40 +50,6 @@ class Batch:
 
 #: Gives the training passages, at most so many of them; can be called again.
 Batches = Callable[[int | None], Iterator[Batch]]
-
-
-@dataclass
-class Report:
-    """What training measured, kept inside the translator file.
-
-    Attributes
-    ----------
-    retention
-        Held-out answer F1 as a share of native, or None if not calibrated.
-    recovered
-        Held-out share of the answer NLL between no context (0) and native (1).
-    details
-        Data, seed, curve, minutes: anything a reader should see.
-    """
-
-    retention: float | None = None
-    recovered: float | None = None
-    details: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def quality(self) -> float | None:
-        """Retention, or the recovered share where there is no retention."""
-        return self.recovered if self.retention is None else self.retention
-
-    def shortfall(self, required: float) -> str:
-        """Why quality is too low to answer with, as one line; empty if it is not."""
-        if self.quality is None or self.quality >= required:
-            return ""
-        measured = "recovered share" if self.retention is None else "retention"
-        return (
-            f"its {measured} on held-out passages is {self.quality:.2f}, {required:.2f} is "
-            "required (CAG_MIN_RETENTION)"
-        )
 
 
 class Translator(nn.Module):
@@ -331,17 +216,22 @@ class Translator(nn.Module):
         weights = {
             n: t.detach().cpu().bfloat16().contiguous() for n, t in self.state_dict().items()
         }
-        description = {
-            "format": FORMAT,
-            "config": asdict(self.config),
-            "report": asdict(self.report),
-        }
         temporary = folder / "translator.safetensors.tmp"
         save_file(weights, temporary, metadata={"format": str(FORMAT)})
         temporary.replace(folder / "translator.safetensors")
-        temporary = folder / "translator.json.tmp"
-        temporary.write_text(json.dumps(description, indent=1) + "\n")
-        temporary.replace(folder / "translator.json")
+        save_description(self, folder)
+
+
+def save_description(translator: Translator, folder: Path) -> None:
+    """Write ``translator.json``: config and report."""
+    description = {
+        "format": FORMAT,
+        "config": asdict(translator.config),
+        "report": asdict(translator.report),
+    }
+    temporary = folder / "translator.json.tmp"
+    temporary.write_text(json.dumps(description, indent=1) + "\n")
+    temporary.replace(folder / "translator.json")
 
 
 def load_translator(folder: Path, dtype: torch.dtype = torch.float32) -> Translator:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cag.errors import TranslatorError
-from cag.translate.base import Batches, Translator, TranslatorConfig
+from cag.translate.base import Batches, Translator
+from cag.translate.config import TranslatorConfig
 from cag.translate.moments import Moments, reduce_rank
 
 

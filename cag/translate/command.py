@@ -5,15 +5,19 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from cag.errors import IngestError
+from cag.lm.prompt import DEFAULT_TEMPLATE
 from cag.models import Models
 from cag.settings import Settings
+from cag.translate.base import load_translator, save_description
+from cag.translate.calibration import calibrate
 from cag.translate.examples import Example, read_examples
 from cag.translate.finding import pair_name
+from cag.translate.pairs import PairCollector
 from cag.translate.training import Recipe, Trainer
 
 
@@ -28,6 +32,7 @@ def train_translator(
     minutes: float = 30.0,
     limit: int | None = None,
     seed: int = 0,
+    at_once: int = 4,
     kind: str = "mixture",
     drop_reserved: bool = False,
     log: Callable[[dict[str, Any]], None] = lambda event: None,
@@ -45,6 +50,8 @@ def train_translator(
         Budget of gradient descent.
     limit
         At most this many passages of each data file, drawn with `seed`.
+    at_once
+        Passages per backward pass.
     kind
         Other kinds than the mixture stay in the run folder, where `cag eval` finds them to
         compare with.
@@ -68,7 +75,7 @@ def train_translator(
         folder=settings.home / "runs" / name,
         examples=examples,
         held_out=chosen_by,
-        recipe=recipe_of(kind, minutes, seed),
+        recipe=replace(recipe_of(kind, minutes, seed), at_once=at_once),
         log=log,
     )
     translator = trainer.run()
@@ -81,6 +88,42 @@ def train_translator(
     folder = out or default
     translator.save(folder)
     return folder, {"recovered": translator.report.recovered, **translator.report.details}
+
+
+def calibrate_on(
+    settings: Settings,
+    folder: Path,
+    data: Sequence[str],
+    limit: int,
+    seed: int,
+    *,
+    save: bool,
+) -> dict[str, Any]:
+    """Retention of a translator on questions of one's own; see `calibrate`.
+
+    Raises
+    ------
+    ReservedPassage
+        If figures are reported on any of the passages: calibration decides whether a translator
+        is used, so it chooses.
+    TranslatorError
+        If it was trained for other weights than those here.
+    """
+    chooser = random.Random(seed)
+    held_out = []
+    for source in data:
+        found = read_examples(source, seed=seed)
+        held_out += found if len(found) <= limit else chooser.sample(found, limit)
+    translator, models = load_translator(folder), Models(settings)
+    reference, target = (
+        models.lm(name) for name in (translator.config.reference, translator.config.target)
+    )
+    translator.check_models(reference.fingerprint, target)
+    found_on = calibrate(translator, PairCollector(reference, target, DEFAULT_TEMPLATE), held_out)
+    if save:
+        translator.report.details["calibrated_on"] = [Path(source).name for source in data]
+        save_description(translator, folder)
+    return {"retention": found_on.retention, **asdict(found_on)}
 
 
 def examples_of(

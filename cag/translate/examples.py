@@ -1,8 +1,8 @@
 """Training texts: passages, with questions where the data has them.
 
 Reads SQuAD 1.1 JSON, JSON lines with ``question``/``answer``/``passage``, PubMedQA's JSON by
-id, and plain text. ``FILE[start:stop]`` takes a slice of a file's passages, which is how splits are
-kept apart on the command line.
+id, every document that can be ingested, and folders of documents. ``FILE[start:stop]`` takes a
+slice of a file's passages, which is how splits are kept apart on the command line.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cag.documents import find_files, load
 from cag.errors import IngestError
 from cag.translate import reserved
 
@@ -93,14 +94,17 @@ def cloze(text: str, chooser: random.Random, count: int = 3) -> tuple[tuple[str,
 
 
 def _read(path: Path) -> Iterator[Example]:
-    if path.suffix == ".jsonl":
+    if path.is_dir():
+        for file in find_files([path]):
+            yield from _plain(load(file).text)
+    elif path.suffix == ".jsonl":
         for line in path.read_text(encoding="utf-8").split("\n"):
             if line.strip():
                 yield _line(json.loads(line))
     elif path.suffix == ".json":
         yield from _json(json.loads(path.read_text(encoding="utf-8")))
     else:
-        yield from _plain(path.read_text(encoding="utf-8"))
+        yield from _plain(load(path).text)
 
 
 def _line(row: dict[str, Any]) -> Example:

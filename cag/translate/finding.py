@@ -45,25 +45,24 @@ def find_translator(
 
 def describe_translators(home: Path) -> list[dict[str, Any]]:
     """Name, kind, models, figures and cost of every translator, without loading weights."""
-    described = []
-    for folder in translator_folders(home):
-        content = read_description(folder)
-        config, report = parse_description(content, folder)
-        with torch.device("meta"):
-            cost = TRANSLATORS[config.kind](config).multiplications()
-        described.append(
-            {
-                "name": folder.name,
-                "kind": config.kind,
-                "reference": config.reference,
-                "target": config.target,
-                "recovered": report.recovered,
-                "retention": report.retention,
-                "multiplications": cost,
-                "reference_fingerprint": config.reference_fingerprint,
-                "target_fingerprint": config.target_fingerprint,
-                "folder": str(folder),
-                "report": asdict(report),
-            }
-        )
-    return described
+    return [describe(folder) for folder in translator_folders(home)]
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """Name, kind, models, figures and cost of one translator."""
+    config, report = parse_description(read_description(folder), folder)
+    with torch.device("meta"):
+        cost = TRANSLATORS[config.kind](config).multiplications()
+    return {
+        "name": folder.name,
+        "kind": config.kind,
+        "reference": config.reference,
+        "target": config.target,
+        "recovered": report.recovered,
+        "retention": report.retention,
+        "multiplications": cost,
+        "reference_fingerprint": config.reference_fingerprint,
+        "target_fingerprint": config.target_fingerprint,
+        "folder": str(folder),
+        "report": asdict(report),
+    }

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cag.errors import TranslatorError
-from cag.translate.base import Translator, TranslatorConfig
+from cag.translate.base import Translator
+from cag.translate.config import TranslatorConfig
 from cag.translate.ridge import Ridge
 
 ROUTINGS = ("learned", "uniform", "random")

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cag.translate.base import Batch, Batches, Translator, TranslatorConfig
+from cag.translate.base import Batch, Batches, Translator
+from cag.translate.config import TranslatorConfig
 from cag.translate.moments import Moments, reduce_rank
 
 

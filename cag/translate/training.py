@@ -29,11 +29,11 @@ from cag.translate.base import (
     TRANSLATORS,
     Batch,
     Translator,
-    TranslatorConfig,
     with_lowest_layer,
 )
 from cag.translate.calibration import calibrate
 from cag.translate.checkpoint import save_tensors
+from cag.translate.config import TranslatorConfig
 from cag.translate.descent import curve, descend
 from cag.translate.examples import Example
 from cag.translate.losses import AttentionMatching, answer_loss, kv_error, outputs_of, replay_error

@@ -11,8 +11,8 @@ from conftest import TEXT, tiny_lm
 from cag.lm.cache import KV
 from cag.lm.decode import Decoded, Generation, decode
 from cag.lm.prompt import Template
-from cag.translate.base import Report
 from cag.translate.calibration import calibrate
+from cag.translate.config import Report
 from cag.translate.examples import Example
 from cag.translate.pairs import PairCollector
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cag.translate.base import Batch, TranslatorConfig
+from cag.translate.base import Batch
+from cag.translate.config import TranslatorConfig
 from cag.translate.ridge import Ridge
 
 
