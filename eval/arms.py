@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +13,7 @@ from cag.lm.loading import LM
 from cag.lm.prefill import prefill
 from cag.lm.prompt import DEFAULT_TEMPLATE, PASSAGE_FORMAT, REFERENCE_PREFIX, Template, prefix_ids
 from cag.lm.replay import replay
+from cag.refresh import choose_tokens, extend
 from cag.retrieval import Words
 from cag.translate import Translator
 from cag.translate.base import align_texts
@@ -128,7 +128,7 @@ def replayed(inject: bool) -> Arm:
 
 # -- refreshing ----------------------------------------------------------------------------
 
-#: Chooses tokens to recompute natively: (target, question, passages) -> mask over the tokens.
+#: Chooses tokens to read natively: (target, question) -> mask over the passages' tokens.
 Chooser = Callable[[LM, Question], list[bool]]
 
 
@@ -142,29 +142,13 @@ def last_tokens(count: int) -> Chooser:
     return choose
 
 
-def best_sentences(count: int) -> Chooser:
-    """The sentences that share the rarest words with the question."""
+def best_sentences(share: float) -> Chooser:
+    """The sentences closest to the question, up to a share of all tokens."""
 
     def choose(lm: LM, question: Question) -> list[bool]:
-        asked = set(re.findall(r"\w+", question.question.lower()))
-        mask: list[bool] = []
-        sentences: list[tuple[int, int, set[str]]] = []
-        for passage in question.passages:
-            text = PASSAGE_FORMAT.format(text=passage)
-            _, spans = lm.encode_with_offsets(text)
-            for found in re.finditer(r"[^.!?]+[.!?]*", text):
-                inside = [i for i, (_, end) in enumerate(spans)
-                          if found.start() < end <= found.end()]  # fmt: skip
-                if inside:
-                    words = set(re.findall(r"\w+", found.group().lower()))
-                    sentences.append((len(mask) + inside[0], len(mask) + inside[-1] + 1, words))
-            mask += [False] * len(spans)
-        rarity = {w: 1 / sum(w in words for *_, words in sentences) for w in asked
-                  if any(w in words for *_, words in sentences)}  # fmt: skip
-        order = sorted(sentences, key=lambda s: -sum(rarity.get(w, 0.0) for w in s[2]))
-        for start, stop, _ in order[:count]:
-            mask[start:stop] = [True] * (stop - start)
-        return mask
+        texts = [PASSAGE_FORMAT.format(text=passage) for passage in question.passages]
+        spans = [lm.encode_with_offsets(text)[1] for text in texts]
+        return choose_tokens(question.question, texts, spans, share)
 
     return choose
 
@@ -174,15 +158,8 @@ def refreshed(choose: Chooser) -> Arm:
 
     def arm(b: Bench, q: Question, other: Sequence[str]) -> tuple[LM, Context]:
         kv, mask = b.translation("translated", q.passages), choose(b.target, q)
-        ids = b.tokens(b.target, q.passages)
-        context, at = b.start(b.target), 0
-        while at < len(ids):
-            stop = next((i for i in range(at, len(ids)) if mask[i] != mask[at]), len(ids))
-            if mask[at]:
-                b.read(context, b.target, ids[at:stop])
-            else:
-                context.append(kv[at:stop])
-            at = stop
+        context = b.start(b.target)
+        extend(b.target, context, kv, b.tokens(b.target, q.passages), mask)
         return b.target, context
 
     return arm
@@ -212,6 +189,9 @@ def _words(pool: tuple[str, ...]) -> Words:
     return Words({text: text for text in pool})
 
 
+#: Percent of the passages' tokens that the refresh arms read natively.
+REFRESHED = (10, 25, 50, 75)
+
 ARMS: dict[str, Arm] = {
     "native": lambda b, q, other: (b.target, b.native(b.target, q.passages)),
     "translated": by_translator("translated"),
@@ -227,8 +207,7 @@ ARMS: dict[str, Arm] = {
     **{
         f"{kind}_{name}": make(choose)
         for name, choose in {
-            "sentence_1": best_sentences(1),
-            "sentence_2": best_sentences(2),
+            **{str(percent): best_sentences(percent / 100) for percent in REFRESHED},
             "last_16": last_tokens(16),
         }.items()
         for kind, make in {"refresh": refreshed, "only": only_refreshed}.items()

@@ -4,6 +4,7 @@ from functools import partial
 
 from cag.errors import IngestError
 from cag.translate.examples import split_slice
+from eval.data.among import read_among
 from eval.data.base import Question, Role, Task, sample
 from eval.data.boolq import read_boolq
 from eval.data.covidqa import read_covidqa
@@ -14,12 +15,13 @@ from eval.data.strategyqa import read_strategyqa
 from eval.data.synthetic import read_synthetic
 
 _HOTPOTQA = "hotpotqa/dev_sample100.json"
+_XQUAD = "xquad/xquad.en.json"
 _SQUADSHIFTS = "squadshifts/new_wiki_v1.0.json"
 
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
-        Task("xquad", "report", "xquad/xquad.en.json", read_squad),
+        Task("xquad", "report", _XQUAD, read_squad),
         Task("squadshifts", "choose", _SQUADSHIFTS, partial(read_squad, first=1000, last=1300)),
         Task("covidqa", "report", "covidqa/200423_covidQA.json", read_covidqa),
         Task("boolq", "report", "boolq/dev.jsonl", partial(read_boolq, first=2000)),
@@ -28,6 +30,16 @@ TASKS: dict[str, Task] = {
         Task("hotpotqa_distractors", "report", _HOTPOTQA, partial(read_hotpotqa, distractors=True)),
         Task("strategyqa", "report", "strategyqa/dev.json", read_strategyqa),
         Task("synthetic", "report", "", read_synthetic),
+        *(
+            Task(
+                f"xquad_{count}_{'last' if last else 'first'}",
+                "report",
+                _XQUAD,
+                partial(read_among, read=read_squad, count=count, last=last),
+            )
+            for count in (2, 4, 8)
+            for last in (False, True)
+        ),
     )
 }
 

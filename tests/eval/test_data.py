@@ -15,6 +15,7 @@ import pytest
 from cag.errors import CagError, DownloadFailed, IngestError
 from cag.translate.examples import read_examples
 from eval.data import TASKS, Question, find_task, read_squad, sample
+from eval.data.among import read_among
 from eval.data.boolq import read_boolq
 from eval.data.covidqa import read_covidqa
 from eval.data.hotpotqa import read_hotpotqa
@@ -539,3 +540,21 @@ def test_a_hub_that_fails_or_has_other_columns_is_one_line(
         with pytest.raises(DownloadFailed) as caught:
             export(name, tmp_path)
         assert HUB[name].id in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_right_passage_stands_first_or_last_among_others(
+    count: int, last: bool, tmp_path: Path
+) -> None:
+    def read(path: Path) -> list[Question]:
+        return [Question(f"q{i}", (f"passage {i // 2}",), "What?", ("a",)) for i in range(12)]
+
+    found = read_among(tmp_path, read, count, last)
+    assert found == read_among(tmp_path, read, count, last)
+    for plain, question in zip(read(tmp_path), found, strict=True):
+        assert question.passages[-1 if last else 0] == plain.passages[0]
+        assert len(question.passages) == len(set(question.passages)) == count
+        assert (question.id, question.answers) == (plain.id, plain.answers)
+    assert len({question.passages for question in found}) > 6
+    assert all(f"xquad_{count}_{name}" in TASKS for name in ("first", "last"))
