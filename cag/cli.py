@@ -29,6 +29,10 @@ app.add_typer(eval_app, name="eval")
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TargetOption = Annotated[str | None, typer.Option("--target", help="Model that answers.")]
+RefreshOption = Annotated[
+    float | None,
+    typer.Option(min=0, max=1, help="Share of the passages that the target reads after all."),
+]
 KOption = Annotated[int | None, typer.Option("--k", min=1, help="Passages per question.")]
 
 _debug = False
@@ -138,12 +142,13 @@ def ask(
     target: TargetOption = None,
     mode: Annotated[str, typer.Option(help="translated, direct or own.")] = "translated",
     k: KOption = None,
+    refresh: RefreshOption = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None,
     stream: Annotated[bool, typer.Option("--stream", help="Print while it is written.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Answer a question over the ingested documents."""
-    engine = _engine(target=target, k=k, max_tokens=max_tokens)
+    engine = _engine(target=target, k=k, refresh=refresh, max_tokens=max_tokens)
     answering = engine.stream(question, mode=mode)
     for piece in answering:
         if stream and not as_json:
@@ -161,10 +166,11 @@ def compare(
     questions: Annotated[list[str], typer.Argument(help="One question or several.")],
     target: TargetOption = None,
     k: KOption = None,
+    refresh: RefreshOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Answer on both paths over the same passages, side by side."""
-    engine = _engine(target=target, k=k)
+    engine = _engine(target=target, k=k, refresh=refresh)
     found = []
     for question in questions:
         comparison = engine.compare(question)

@@ -13,8 +13,9 @@ from cag.answer import Timings
 from cag.library import Passage
 from cag.lm.cache import KV, Context
 from cag.lm.loading import LM
-from cag.lm.prompt import Prompt
+from cag.lm.prompt import PASSAGE_FORMAT, Prompt
 from cag.lm.spec import hash_ids
+from cag.refresh import choose_tokens, extend
 from cag.translate.base import Translator
 from store import CacheMiss, CacheStore
 
@@ -30,57 +31,66 @@ def timed(timings: Timings, name: str) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def read_natively(target: LM, prompt: Prompt, timings: Timings) -> Context:
-    """The direct path: the target reads prefix and passages itself."""
+def read_prefix(target: LM, prompt: Prompt, timings: Timings) -> Context:
+    """What every path starts from: the target has read the prefix."""
     context = Context(target)
     with timed(timings, "prefill"):
-        ids = [*prompt.prefix, *prompt.passage_ids]
-        context.run(torch.tensor([ids], device=target.device), logits=None)
+        context.run(torch.tensor([prompt.prefix], device=target.device), logits=None)
     return context
+
+
+@torch.inference_mode()
+def read_natively(target: LM, context: Context, prompt: Prompt, timings: Timings) -> None:
+    """The direct path: the target reads the passages itself."""
+    if prompt.passages:
+        with timed(timings, "prefill"):
+            ids = torch.tensor([prompt.passage_ids], device=target.device)
+            context.run(ids, logits=None)
 
 
 @torch.inference_mode()
 def translate_passages(
     target: LM,
+    context: Context,
     translator: Translator,
     prompt: Prompt,
     passages: Sequence[Passage],
     caches: Sequence[KV],
     timings: Timings,
-) -> Context:
-    """The translated path: only the prefix passes the target's layers."""
-    context = Context(target)
-    with timed(timings, "prefill"):
-        context.run(torch.tensor([prompt.prefix], device=target.device), logits=None)
+    refresh: float = 0.0,
+) -> None:
+    """The translated path: of the passages only a share, `refresh`, passes the target's layers."""
+    if not passages:
+        return
     with timed(timings, "align"):
         alignments = [
             align(passage.spans, spans)
             for passage, spans in zip(passages, prompt.spans, strict=True)
         ]
-    if passages:
-        with timed(timings, "translate"):
-            context.append(
-                translator.translate(caches, alignments, target, prompt.passages, prompt.prefix)
-            )
-    return context
+    with timed(timings, "translate"):
+        kv = translator.translate(caches, alignments, target, prompt.passages, prompt.prefix)
+        if not refresh:
+            context.append(kv)
+    if refresh:
+        with timed(timings, "prefill"):
+            texts = [PASSAGE_FORMAT.format(text=passage.text) for passage in passages]
+            mask = choose_tokens(prompt.question, texts, prompt.spans, refresh)
+            extend(target, context, kv, prompt.passage_ids, mask)
 
 
 @torch.inference_mode()
 def reuse_own(
-    target: LM, prompt: Prompt, store: CacheStore, timings: Timings
-) -> tuple[Context, list[str]]:
+    target: LM, context: Context, prompt: Prompt, store: CacheStore, timings: Timings
+) -> list[str]:
     """The own path: the target's stored caches, each made behind exactly what precedes it.
 
     A passage that is not stored yet is read natively and stored.
 
     Returns
     -------
-    tuple
-        The context, and what had to be read, with the reason.
+    list of str
+        Why passages had to be read, one reason each.
     """
-    context = Context(target)
-    with timed(timings, "prefill"):
-        context.run(torch.tensor([prompt.prefix], device=target.device), logits=None)
     before, missed = list(prompt.prefix), []
     for ids in prompt.passages:
         identity = own_identity(target, before, ids)
@@ -96,7 +106,7 @@ def reuse_own(
             kv = context.canonical(start, context.length)
             store.put(identity, {"keys": kv.keys, "values": kv.values}, tokens=len(ids))
         before += ids
-    return context, missed
+    return missed
 
 
 def own_identity(target: LM, before: Sequence[int], ids: Sequence[int]) -> dict[str, object]:

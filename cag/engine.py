@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cag.answer import Answer, Comparison, Timings, Tokens
-from cag.compose import read_natively, reuse_own, timed, translate_passages
+from cag.compose import read_natively, read_prefix, reuse_own, timed, translate_passages
 from cag.errors import CagError, ContextTooLong, EmptyQuestion, EmptyStore, TranslatorError
 from cag.ingest import Ingestor, IngestReport, Progress, reference_identity, store_passages
 from cag.library import Library, Passage
@@ -79,6 +79,7 @@ class CAG:
         )
         self.library = Library(self.store)
         self._retriever: Retriever | None = None
+        self._starts: dict[str, tuple[LM, Context]] = {}
         self._opening = threading.Lock()
 
     @property
@@ -171,6 +172,7 @@ class CAG:
         mode: str = "translated",
         k: int | None = None,
         sources: Sequence[Source] | None = None,
+        refresh: float | None = None,
         generation: Generation | None = None,
     ) -> Answer:
         """Answer a question over the stored passages.
@@ -186,9 +188,18 @@ class CAG:
             How many passages to retrieve.
         sources
             Use these passages, in this order, instead of retrieving.
+        refresh
+            Share of the passages' tokens, 0 to 1, that the target reads itself on the translated
+            path: those of the sentences closest to the question.
         """
         stream = self.stream(
-            question, target=target, mode=mode, k=k, sources=sources, generation=generation
+            question,
+            target=target,
+            mode=mode,
+            k=k,
+            sources=sources,
+            refresh=refresh,
+            generation=generation,
         )
         for _ in stream:
             pass
@@ -202,6 +213,7 @@ class CAG:
         mode: str = "translated",
         k: int | None = None,
         sources: Sequence[Source] | None = None,
+        refresh: float | None = None,
         generation: Generation | None = None,
     ) -> Stream:
         """Like `ask`, but gives the text piece by piece."""
@@ -223,13 +235,16 @@ class CAG:
         timings = Timings()
         with timed(timings, "retrieve"):
             found = self.retrieve(question, k) if sources is None else list(sources)
+        share = self.settings.refresh if refresh is None else refresh
+        if not 0 <= share <= 1:
+            raise CagError(f"refresh is {share}; give a share between 0 and 1")
         answer = Answer(question, "", mode, None, lm.name, None, found, timings=timings)
         prompt = build_prompt(lm, self.template, [s.passage.text for s in found], question)
         _check_window(lm, prompt, generation.max_tokens)
         answer.tokens = Tokens(
             prefix=len(prompt.prefix), passage=len(prompt.passage_ids), suffix=len(prompt.suffix)
         )
-        return Stream(answer, self._write(lm, prompt, answer, generation, started))
+        return Stream(answer, self._write(lm, prompt, answer, generation, share, started))
 
     def compare(
         self, question: str, *, target: str | None = None, k: int | None = None
@@ -245,11 +260,17 @@ class CAG:
     # -- inside ----------------------------------------------------------------------------
 
     def _write(
-        self, lm: LM, prompt: Prompt, answer: Answer, generation: Generation, started: float
+        self,
+        lm: LM,
+        prompt: Prompt,
+        answer: Answer,
+        generation: Generation,
+        refresh: float,
+        started: float,
     ) -> Iterator[str]:
         timings, result = answer.timings, Decoded()
         with count_layer_tokens(lm) as counted:
-            context = self._context(lm, prompt, answer)
+            context = self._context(lm, prompt, answer, refresh)
         begun = time.perf_counter()
         pieces = decode(lm, context, prompt.suffix, generation, result)
         held = ""  # white space that may turn out to be the end
@@ -273,10 +294,11 @@ class CAG:
         rest = result.seconds - result.first_token_seconds
         timings.tokens_per_second = len(result.ids) / rest if rest > 0 and result.ids else 0.0
 
-    def _context(self, lm: LM, prompt: Prompt, answer: Answer) -> Context:
+    def _context(self, lm: LM, prompt: Prompt, answer: Answer, refresh: float) -> Context:
         """Everything before the suffix, on the path that `answer.path` names."""
+        context = self._start(lm, prompt, answer)
         if answer.path == "own":
-            context, missed = reuse_own(lm, prompt, self.store, answer.timings)
+            missed = reuse_own(lm, context, prompt, self.store, answer.timings)
             if missed:
                 answer.reason = f"{len(missed)} passages were read and stored first ({missed[0]})"
             return context
@@ -287,9 +309,24 @@ class CAG:
             except TranslatorError as error:
                 answer.path, answer.reason = "fallback", str(error)
             else:
-                caches = self._load(passages, answer)
-                return translate_passages(lm, translator, prompt, passages, caches, answer.timings)
-        return read_natively(lm, prompt, answer.timings)
+                caches, timings = self._load(passages, answer), answer.timings
+                translate_passages(
+                    lm, context, translator, prompt, passages, caches, timings, refresh
+                )
+                answer.tokens.refreshed = round(refresh * answer.tokens.passage)
+                return context
+        read_natively(lm, context, prompt, answer.timings)
+        return context
+
+    def _start(self, lm: LM, prompt: Prompt, answer: Answer) -> Context:
+        """A context that holds the prefix, which the model reads for its first question only."""
+        known, start = self._starts.get(lm.name, (None, None))
+        if known is lm and start is not None:
+            answer.tokens.reused = len(prompt.prefix)
+        else:
+            start = read_prefix(lm, prompt, answer.timings)
+            self._starts[lm.name] = lm, start
+        return start.fork()
 
     def _translator(self, lm: LM, answer: Answer, passages: Sequence[Passage]) -> Translator:
         """The translator that fits target and passages, or the reason why there is none."""

@@ -11,7 +11,8 @@ from typing import Any
 
 from cag.errors import BadSetting
 
-_LEAST = {"max_store_gb": 0.0, "min_retention": -math.inf}
+_LEAST = {"max_store_gb": 0.0, "min_retention": -math.inf, "refresh": 0.0}
+_MOST = {"refresh": 1.0}
 
 
 def default_home() -> Path:
@@ -43,6 +44,8 @@ class Settings:
         Passages per reference prefill.
     k
         Passages per question.
+    refresh
+        Share of the passages' tokens, 0 to 1, that the target reads itself over their translation.
     max_tokens
         Longest answer, in tokens.
     min_retention
@@ -62,6 +65,7 @@ class Settings:
     join_tokens: int = 128
     batch: int = 4
     k: int = 1
+    refresh: float = 0.0
     max_tokens: int = 48
     min_retention: float = 0.8
 
@@ -84,7 +88,9 @@ class Settings:
             value: Any
             try:
                 value = Path(text).expanduser().absolute() if name == "home" else kind(text)
-                if kind in (int, float) and not _LEAST.get(name, 1) <= value < math.inf:
+                if kind in (int, float) and not (
+                    _LEAST.get(name, 1) <= value <= _MOST.get(name, math.inf) and value < math.inf
+                ):
                     raise ValueError
             except (ValueError, RuntimeError):
                 raise BadSetting(

@@ -115,9 +115,12 @@ def answer_details(answer: Answer) -> None:
         f"first token {times.first_token:.0f}, total {times.total:.0f} "
         f"({times.tokens_per_second:.1f} tokens/s)"
     )
+    refreshed = f" ({tokens.refreshed} refreshed)" if tokens.refreshed else ""
+    reused = " (read before)" if tokens.reused else ""
     _out.print(
-        f"tokens: prefix {tokens.prefix}, passages {tokens.passage}, suffix {tokens.suffix}, "
-        f"generated {tokens.generated}; through the target's layers {tokens.target_forward:g}"
+        f"tokens: prefix {tokens.prefix}{reused}, passages {tokens.passage}{refreshed}, "
+        f"suffix {tokens.suffix}, generated {tokens.generated}; "
+        f"through the target's layers {tokens.target_forward:g}"
     )
     for source in answer.sources:
         passage = source.passage

@@ -18,7 +18,7 @@ from conftest import FAMILIES, tiny_lm, tiny_models
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from cag.answer import Answer, Timings
-from cag.compose import translate_passages
+from cag.compose import read_prefix, translate_passages
 from cag.engine import CAG
 from cag.errors import (
     CagError,
@@ -32,7 +32,7 @@ from cag.lm.cache import KV, Context
 from cag.lm.counting import decoder_layers
 from cag.lm.decode import Generation
 from cag.lm.loading import LM
-from cag.lm.prompt import PASSAGE_FORMAT, build_prompt
+from cag.lm.prompt import PASSAGE_FORMAT, Template, build_prompt
 from cag.models import Models
 from cag.retrieval import Source
 from cag.scoring import token_f1
@@ -144,16 +144,65 @@ def test_only_prefix_suffix_and_answer_pass_the_target(
     engine.ingest([docs])
     add_translator(engine, kind)
     lm = engine.models.lm("tgt")
-    for mode, read in [("translated", False), ("direct", True), ("own", True), ("own", False)]:
+    modes = [("translated", False), ("direct", True), ("own", True), ("own", False)]
+    for number, (mode, read) in enumerate(modes):
         with layer_tokens(lm) as counts:
             answer = engine.ask(QUESTION, mode=mode, generation=LONG)
         tokens = answer.tokens
         assert (answer.path, len(answer.sources)) == (mode, 2)
         assert tokens.prefix and tokens.passage and tokens.suffix and tokens.generated
-        forward = tokens.prefix + tokens.passage * read + tokens.suffix + tokens.generated
+        assert tokens.reused == tokens.prefix * bool(number), "the prefix is read once"
+        forward = tokens.prefix - tokens.reused + tokens.suffix + tokens.generated
+        forward += tokens.passage * read
         assert counts == [forward] * lm.spec.layers, mode
         assert tokens.target_forward == forward
     engine.store.close()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_refresh_reads_its_share_and_all_of_it_is_the_direct_path(
+    home: Path, docs: Path, target: str
+) -> None:
+    engine = make_engine(home, target)
+    engine.ingest([docs])
+    add_translator(engine)
+    plain = engine.ask(QUESTION, generation=LONG)
+    none = engine.ask(QUESTION, refresh=0.0, generation=LONG)
+    same_answer(none, plain)
+    some = engine.ask(QUESTION, refresh=0.3, generation=LONG)
+    wanted = round(0.3 * some.tokens.passage)
+    assert (some.path, some.tokens.refreshed) == ("translated", wanted)
+    assert some.tokens.target_forward == some.tokens.suffix + some.tokens.generated + wanted
+    assert some.first_logits is not None and plain.first_logits is not None
+    assert not torch.allclose(some.first_logits, plain.first_logits, atol=1e-3)
+    whole = engine.ask(QUESTION, refresh=1.0, generation=LONG)
+    same_answer(whole, engine.ask(QUESTION, mode="direct", generation=LONG), 1e-4)
+    again = CAG(replace(engine.settings, refresh=0.3), models=engine.models)
+    same_answer(again.ask(QUESTION, generation=LONG), some, 1e-5)
+    engine.store.close()
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_a_refresh_is_a_share(asked: CAG, share: float) -> None:
+    with pytest.raises(CagError, match="between 0 and 1"):
+        asked.ask(QUESTION, refresh=share)
+
+
+def test_two_templates_do_not_share_a_prefix(asked: CAG) -> None:
+    other = CAG(asked.settings, models=asked.models, template=Template(prefix="Other. Context:"))
+    for engine in (asked, other, asked, other):
+        one, two = (engine.ask(QUESTION, mode=mode) for mode in ("direct", "own"))
+        same_answer(one, two, 1e-4)
+        assert one.tokens.prefix != asked.ask(QUESTION).tokens.prefix or engine is asked
+
+
+def test_a_model_that_was_replaced_reads_the_prefix_itself(asked: CAG) -> None:
+    asked.ask(QUESTION)
+    other = tiny_lm("qwen2", 20, seed=4)
+    other.name = "tgt"
+    asked.models.add(other)
+    assert asked.ask(QUESTION, mode="direct").tokens.reused == 0
+    assert asked.ask(QUESTION, mode="direct").tokens.reused > 0
 
 
 def test_a_fallback_reads_the_passages(engine: CAG, docs: Path) -> None:
@@ -171,7 +220,7 @@ def test_a_token_that_ends_the_answer_is_neither_counted_nor_read(asked: CAG) ->
     lm.model.generation_config.eos_token_id = int(first.argmax())
     answer = asked.ask(QUESTION)
     assert (answer.answer, answer.finish, answer.tokens.generated) == ("", "stop", 0)
-    assert answer.tokens.target_forward == answer.tokens.prefix + answer.tokens.suffix
+    assert answer.tokens.target_forward == answer.tokens.suffix
 
 
 def test_without_passages_nothing_is_translated(asked: CAG) -> None:
@@ -236,8 +285,9 @@ def test_passages_land_rotated_at_their_places_in_any_order(
     }
     for order in itertools.permutations(passages):
         prompt = build_prompt(lm, engine.template, [p.text for p in order], QUESTION)
-        context = translate_passages(
-            lm, Given(), prompt, order, [caches[p.id] for p in order], Timings()
+        context = read_prefix(lm, prompt, Timings())
+        translate_passages(
+            lm, context, Given(), prompt, order, [caches[p.id] for p in order], Timings()
         )
         assert context.length == len(prompt.prefix) + len(prompt.passage_ids)
         start = len(prompt.prefix)
@@ -610,7 +660,9 @@ def test_json_of_an_answer(asked: CAG) -> None:
     assert set(found["timings_ms"]) == {
         "retrieve", "load", "align", "translate", "prefill", "first_token", "total",
     }  # fmt: skip
-    assert set(found["tokens"]) == {"prefix", "passage", "suffix", "generated", "target_forward"}
+    assert set(found["tokens"]) == {
+        "prefix", "passage", "suffix", "generated", "reused", "refreshed", "target_forward",
+    }  # fmt: skip
     for row, source in zip(found["sources"], answer.sources, strict=True):
         assert set(row) == {"document", "title", "start", "end", "score", "passage_id"}
         text = Path(row["document"]).read_text()

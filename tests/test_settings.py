@@ -68,6 +68,7 @@ def test_an_empty_variable_counts_as_unset() -> None:
         ("CAG_BATCH", "1.5", "int"),
         ("CAG_MAX_STORE_GB", "20GB", "float"),
         ("CAG_MIN_RETENTION", "half\nof it", "float"),
+        ("CAG_REFRESH", "1.5", "float"),
     ],
 )
 def test_a_bad_value_is_named_in_one_line(name: str, text: str, kind: str) -> None:

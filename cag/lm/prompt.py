@@ -73,12 +73,15 @@ class Prompt:
         Ids of the pieces.
     spans
         Per passage the characters that each of its tokens covers.
+    question
+        As it stands in the suffix.
     """
 
     prefix: list[int]
     passages: list[list[int]]
     suffix: list[int]
     spans: list[list[tuple[int, int]]]
+    question: str
 
     @property
     def ids(self) -> list[int]:
@@ -120,4 +123,5 @@ def build_prompt(lm: LM, template: Template, passages: Sequence[str], question: 
         passages=[ids for ids, _ in encoded],
         suffix=lm.encode(template.suffix.format(question=question)),
         spans=[spans for _, spans in encoded],
+        question=question,
     )
