@@ -332,6 +332,11 @@ class CAG:
         """The translator that fits target and passages, or the reason why there is none."""
         answer.reference = self._reference_name(passages)
         translator = self.models.translator(answer.reference, lm.name)
+        if translator is None and answer.reference == lm.name:
+            raise TranslatorError(
+                f"'{lm.name}' is the model that read the passages, so there is nothing to "
+                "translate; mode 'own' keeps and reuses its own caches"
+            )
         if translator is None:
             raise TranslatorError(
                 f"no translator from '{answer.reference}' to '{lm.name}'; train one with "

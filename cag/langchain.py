@@ -1,4 +1,4 @@
-"""LangChain surfaces: `CAGRetriever` finds passages, `ChatCAG` answers from their caches."""
+"""LangChain surfaces: `CAGRetriever` finds passages, `ChatCAG` and `CAGLLM` answer from them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from langchain_core.callbacks import (
     CallbackManagerForRetrieverRun,
 )
 from langchain_core.documents import Document
-from langchain_core.language_models import BaseChatModel, LangSmithParams
+from langchain_core.language_models import LLM, BaseChatModel, LangSmithParams
 from langchain_core.language_models.chat_models import generate_from_stream
 from langchain_core.messages import AIMessageChunk, BaseMessage, HumanMessage, UsageMetadata
 from langchain_core.messages.ai import InputTokenDetails
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.outputs import ChatGenerationChunk, ChatResult, GenerationChunk
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.config import run_in_executor
@@ -46,7 +46,7 @@ from cag.settings import Settings
 from cag.translate.finding import pair_name, translator_folders
 from store import StoreError
 
-__all__ = ["CAGRetriever", "ChatCAG", "passages_prompt"]
+__all__ = ["CAGLLM", "CAGRetriever", "ChatCAG", "passages_prompt"]
 
 PASSAGE_IDS = "passage_ids"  # where a message carries the ids of its passages
 
@@ -86,6 +86,7 @@ class _Asked(_Options):
     target: str | None = Field(default=None, validation_alias=AliasChoices("target", "model"))
     mode: str = Field(default="translated", pattern=f"^({'|'.join(MODES)})$")
     k: int | None = Field(default=None, ge=1)
+    refresh: float | None = Field(default=None, ge=0.0, le=1.0)
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: float = Field(default=0.0, ge=0.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
@@ -184,6 +185,8 @@ class ChatCAG(_Surface, _Asked, BaseChatModel):
         ``translated``, ``direct`` or ``own``.
     k
         How many passages to retrieve.
+    refresh
+        Share of the passages that the target reads itself, as in `CAG.ask`.
     max_tokens, temperature, top_p, seed
         As in `cag.lm.decode.Generation`.
     stop
@@ -215,6 +218,7 @@ class ChatCAG(_Surface, _Asked, BaseChatModel):
             **{name: getattr(self, name) for name in _Asked.model_fields},
             "target": target,
             "k": self.k or settings.k,
+            "refresh": settings.refresh if self.refresh is None else self.refresh,
             "max_tokens": self.max_tokens or settings.max_tokens,
             "own_stop": self.stop,  # LangChain puts the call's under "stop"
             "home": str(settings.home),
@@ -273,6 +277,7 @@ class ChatCAG(_Surface, _Asked, BaseChatModel):
                 target=options.target,
                 mode=options.mode,
                 k=options.k,
+                refresh=options.refresh,
                 sources=None if given is None else self._sources(given),
                 generation=self._generation(options, self.stop if stop is None else stop),
             )
@@ -302,6 +307,59 @@ class ChatCAG(_Surface, _Asked, BaseChatModel):
                 raise CagError(f"passage '{identifier}' is not in the store; retrieve again")
             sources.append(Source(passage, score))
         return sources
+
+
+class CAGLLM(_Surface, _Asked, LLM):
+    """`ChatCAG` as a plain text model: the prompt is the question, the answer a string.
+
+    Examples
+    --------
+    >>> CAGLLM(k=2).invoke("What is a passage?")
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="ignore")
+
+    stop: list[str] | None = None
+
+    @property
+    def _llm_type(self) -> str:
+        return "cag"
+
+    @property
+    def _chat(self) -> ChatCAG:
+        own = {name: getattr(self, name) for name in _Asked.model_fields}
+        return ChatCAG(engine=self.engine, stop=self.stop, **own)
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        return self._chat._identifying_params
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """The target's token ids of a text."""
+        return self._chat.get_token_ids(text)
+
+    def _call(
+        self,
+        prompt: str,
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> str:
+        return "".join(chunk.text for chunk in self._stream(prompt, stop, run_manager, **kwargs))
+
+    def _stream(
+        self,
+        prompt: str,
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[GenerationChunk]:
+        for piece in self._chat._stream([HumanMessage(prompt)], stop, **kwargs):
+            info = piece.message.response_metadata or None
+            chunk = GenerationChunk(text=piece.text, generation_info=info)
+            if run_manager:
+                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            yield chunk
 
 
 def _prompt(inputs: dict[str, Any]) -> list[BaseMessage]:

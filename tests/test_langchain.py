@@ -30,7 +30,7 @@ from test_engine import add_translator
 import cag.langchain
 from cag.engine import CAG
 from cag.errors import CagError, EmptyQuestion, EmptyStore
-from cag.langchain import CAGRetriever, ChatCAG, passages_prompt
+from cag.langchain import CAGLLM, CAGRetriever, ChatCAG, passages_prompt
 from cag.lm.decode import Generation
 
 QUESTION = "How many bells has the tower?"
@@ -181,7 +181,7 @@ def test_an_answer_is_the_engines_with_usage_and_metadata(filled: CAG, chat: Cha
     assert usage is not None
     assert usage["input_tokens"] == tokens.prefix + tokens.passage + tokens.suffix
     assert usage["output_tokens"] == tokens.generated
-    assert usage["input_token_details"] == {"cache_read": 0}
+    assert usage["input_token_details"] == {"cache_read": tokens.prefix}, "it was read before"
     told = message.response_metadata
     assert (told["path"], told["model_name"], told["reason"]) == ("direct", "tgt", "")
     assert told["sources"] == [source.to_json() for source in answer.sources]
@@ -205,9 +205,8 @@ def test_what_stored_caches_save_is_counted(filled: CAG, mode: str) -> None:
     assert message.response_metadata["path"] == mode
     usage = message.usage_metadata
     assert usage is not None
-    assert usage["input_token_details"] == {
-        "cache_read": message.response_metadata["tokens"]["passage"]
-    }
+    tokens = message.response_metadata["tokens"]
+    assert usage["input_token_details"] == {"cache_read": tokens["prefix"] + tokens["passage"]}
 
 
 def test_given_passages_are_used_in_that_order(
@@ -388,6 +387,37 @@ def test_identifying_parameters_name_everything(filled: CAG) -> None:
     assert (named["k"], named["max_tokens"], named["temperature"]) == (2, 6, 0.0)
     assert set(type(filled.settings).__dataclass_fields__) <= set(named)
     json.dumps(named)
+
+
+def test_a_plain_text_model_answers_as_the_chat_model(filled: CAG, chat: ChatCAG) -> None:
+    add_translator(filled)
+    plain = CAGLLM(engine=filled, mode="direct", max_tokens=5)
+    wanted = chat.invoke(QUESTION, max_tokens=5).text
+    heard = Tokens()
+    assert plain.invoke(QUESTION, config={"callbacks": [heard]}) == wanted != ""
+    assert "".join(plain.stream(QUESTION)) == "".join(heard.tokens) == wanted
+    assert plain.batch([QUESTION, QUESTION]) == [wanted] * 2
+    end = wanted[-1]
+    assert plain.invoke(QUESTION, stop=[end]) == wanted[: wanted.index(end)]
+    assert CAGLLM(engine=filled).invoke(QUESTION, refresh=1.0, max_tokens=5) == wanted
+    assert (
+        plain._identifying_params
+        == ChatCAG(engine=filled, mode="direct", max_tokens=5)._identifying_params
+    )
+    assert plain.get_num_tokens(QUESTION) == chat.get_num_tokens(QUESTION)
+    last = plain.generate([QUESTION]).generations[0][0]
+    assert last.text == wanted
+    with pytest.raises(CagError, match="unknown option 'depth'"):
+        plain.invoke(QUESTION, depth=3)
+
+
+def test_a_refresh_reaches_the_engine(filled: CAG) -> None:
+    add_translator(filled)
+    message = ChatCAG(engine=filled, refresh=0.5).invoke(QUESTION)
+    tokens = message.response_metadata["tokens"]
+    assert tokens["refreshed"] == round(0.5 * tokens["passage"]) > 0
+    with pytest.raises(CagError, match="refresh"):
+        ChatCAG(engine=filled).invoke(QUESTION, refresh=2)
 
 
 def test_tokens_are_the_targets(filled: CAG, chat: ChatCAG) -> None:

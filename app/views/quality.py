@@ -30,7 +30,7 @@ def show() -> None:
     """Draw the view."""
     cag = shared.engine()
     st.title("Quality", anchor=False)
-    roots = {"own run": cag.settings.home / "eval", "project": shared.ROOT / "docs" / "evaluation"}
+    roots = {"own run": cag.settings.home / "eval", "project": shared.ROOT / "eval" / "reports"}
     found = find_reports(roots)
     with st.container():  # always there, so that what is below keeps its place
         running = watch(EVALUATE, _ended)

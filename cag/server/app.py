@@ -22,7 +22,7 @@ from cag.server.errors import ApiError, Reply, as_api_error, out_of_time
 from cag.server.guard import Guard
 from cag.server.lanes import Job, Lanes, Work
 from cag.server.replies import Completion, described_model, event
-from cag.server.schema import AskRequest, ChatRequest, checked_text
+from cag.server.schema import AskRequest, ChatRequest, Extension, checked_text
 from cag.translate.finding import pair_name, translator_folders
 
 _T = TypeVar("_T")
@@ -100,12 +100,17 @@ class Desk:
 
     def chat(self, request: ChatRequest, question: str) -> Stream:
         """Start a chat's answer; runs in a lane. Without documents it is free chat."""
-        engine, options = self.engine, request.cag
+        engine = self.engine
         generation = request.generation(engine.settings.max_tokens, engine.template.stop)
-        mode, k = (options.mode, options.k) if options else ("translated", None)
+        options = request.cag or Extension()
         if len(engine.library):
             return engine.stream(
-                question, target=request.model, mode=mode, k=k, generation=generation
+                question,
+                target=request.model,
+                mode=options.mode,
+                k=options.k,
+                refresh=options.refresh,
+                generation=generation,
             )
         stream = engine.stream(
             question, target=request.model, mode="direct", sources=[], generation=generation
@@ -121,7 +126,12 @@ class Desk:
             stop=engine.template.stop,
         )
         return engine.stream(
-            request.question, target=target, mode=request.mode, k=request.k, generation=generation
+            request.question,
+            target=target,
+            mode=request.mode,
+            k=request.k,
+            refresh=request.refresh,
+            generation=generation,
         )
 
 

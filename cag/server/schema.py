@@ -52,17 +52,19 @@ def _as_list(value: Any) -> Any:
 
 
 Count = Annotated[int, Field(strict=True, ge=1)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Mode = Annotated[str, Field(pattern=f"^({'|'.join(MODES)})$")]
 Stops = Annotated[list[str], BeforeValidator(_as_list), Field(max_length=_MOST_STOPS)]
 
 
 class Extension(BaseModel):
-    """What only `cag` has: the path of the answer, and how many passages to retrieve."""
+    """What only `cag` has: the path of the answer, how many passages, and the refresh dial."""
 
     model_config = ConfigDict(extra="forbid")
 
     mode: Mode = "translated"
     k: Count | None = None
+    refresh: Share | None = None
 
 
 class StreamOptions(BaseModel):
@@ -148,6 +150,7 @@ class AskRequest(BaseModel):
     target: str | None = None
     mode: Mode = "translated"
     k: Count | None = None
+    refresh: Share | None = None
     max_tokens: Count | None = None
 
 

@@ -99,13 +99,13 @@ def test_a_report_becomes_tables_and_charts(home: Path) -> None:
 def test_the_newest_report_comes_first_and_others_can_be_chosen(home: Path, tmp_path: Path) -> None:
     for age, folder in enumerate(("newer", "older")):
         os.utime(write(home / "eval" / folder), (1e9 - age, 1e9 - age))
-    write(tmp_path / "project" / "docs" / "evaluation")
+    write(tmp_path / "project" / "eval" / "reports")
     app = opened("quality")
     (choice,) = (box for box in app.selectbox if box.label == "Report")
     options = [label.partition(" (")[0] for label in choice.options]
     assert options == ["own run: newer", "own run: older", "project"]
     choice.select_index(2).run()
-    assert sound(app) and "docs/evaluation" in markup(app)
+    assert sound(app) and "eval/reports" in markup(app)
 
 
 @pytest.mark.parametrize(
