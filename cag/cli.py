@@ -205,6 +205,9 @@ def train(
     budget: Annotated[float, typer.Option(help="Minutes of gradient descent.")] = 30.0,
     limit: Annotated[int | None, typer.Option(help="Passages per data file.")] = None,
     seed: int = 0,
+    layers: Annotated[
+        int | None, typer.Option(min=1, help="Reference layers used, evenly spread; default all.")
+    ] = None,
     at_once: Annotated[
         int, typer.Option(min=1, help="Passages per backward pass; fewer need less memory.")
     ] = 4,
@@ -228,6 +231,7 @@ def train(
         minutes=budget,
         limit=limit,
         seed=seed,
+        layers=layers,
         at_once=at_once,
         kind=kind,
         drop_reserved=drop_reserved,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from cag.lm.cache import KV
 from cag.translate.base import Translator
+from cag.translate.config import spread
 from cag.translate.moments import Moments
 from cag.translate.ridge import Ridge
 from cag.translate.training import Edit, Recipe, Trainer
@@ -125,11 +126,6 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
     },
     "matching, then end to end": {},
 }  # fmt: skip
-
-
-def spread(layers: int, count: int) -> tuple[int, ...]:
-    """`count` reference layers, evenly spread, the top one included."""
-    return tuple(sorted({round((i + 1) * (layers - 1) / count) for i in range(count)}))
 
 
 def run_ablations(

@@ -15,6 +15,7 @@ from cag.models import Models
 from cag.settings import Settings
 from cag.translate.base import load_translator, save_description
 from cag.translate.calibration import calibrate
+from cag.translate.config import spread
 from cag.translate.examples import Example, read_examples
 from cag.translate.finding import pair_name
 from cag.translate.pairs import PairCollector
@@ -32,6 +33,7 @@ def train_translator(
     minutes: float = 30.0,
     limit: int | None = None,
     seed: int = 0,
+    layers: int | None = None,
     at_once: int = 4,
     kind: str = "mixture",
     drop_reserved: bool = False,
@@ -50,6 +52,9 @@ def train_translator(
         Budget of gradient descent.
     limit
         At most this many passages of each data file, drawn with `seed`.
+    layers
+        How many reference layers are used, evenly spread; default all. Fewer make training
+        faster and translation cheaper.
     at_once
         Passages per backward pass.
     kind
@@ -69,13 +74,15 @@ def train_translator(
     )
     name = pair_name(reference, target)
     models = Models(settings)
+    lm = models.lm(reference)
+    used = None if layers is None else spread(lm.spec.layers, min(layers, lm.spec.layers))
     trainer = Trainer(
-        models.lm(reference),
+        lm,
         models.lm(target),
         folder=settings.home / "runs" / name,
         examples=examples,
         held_out=chosen_by,
-        recipe=replace(recipe_of(kind, minutes, seed), at_once=at_once),
+        recipe=replace(recipe_of(kind, minutes, seed), at_once=at_once, reference_layers=used),
         log=log,
     )
     translator = trainer.run()

@@ -123,3 +123,8 @@ class Report:
             f"its {measured} on held-out passages is {self.quality:.2f}, {required:.2f} is "
             "required (CAG_MIN_RETENTION)"
         )
+
+
+def spread(layers: int, count: int) -> tuple[int, ...]:
+    """`count` reference layers, evenly spread, the top one included."""
+    return tuple(sorted({round((i + 1) * (layers - 1) / count) for i in range(count)}))

@@ -1,7 +1,7 @@
 """Training texts: passages, with questions where the data has them.
 
 Reads SQuAD 1.1 JSON, JSON lines with ``question``/``answer``/``passage``, PubMedQA's JSON by
-id, every document that can be ingested, and folders of documents. ``FILE[start:stop]`` takes a
+id, every document that can be ingested, and folders of all these. ``FILE[start:stop]`` takes a
 slice of a file's passages, which is how splits are kept apart on the command line.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cag.documents import find_files, load
-from cag.errors import IngestError
+from cag.errors import IngestError, UnreadableDocument
 from cag.translate import reserved
 
 _SLICE = re.compile(r"^(?P<path>.*)\[(?P<start>\d*):(?P<stop>\d*)\]$")
@@ -51,12 +51,8 @@ def read_examples(source: str, *, seed: int = 0, drop_reserved: bool = False) ->
         If figures are reported on any of the passages.
     """
     path, part = split_slice(source)
-    try:
-        examples = list(_read(path))
-    except (OSError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise IngestError(f"cannot read training data from '{path}': {reason}") from error
-    examples = examples[part]
+    files = find_files([path]) if path.is_dir() else [path]
+    examples = [example for file in files for example in _file(file)][part]
     if drop_reserved:
         examples = [example for example in examples if not reserved.holds(example.text)]
     if not examples:
@@ -93,11 +89,16 @@ def cloze(text: str, chooser: random.Random, count: int = 3) -> tuple[tuple[str,
     return tuple(questions)
 
 
+def _file(path: Path) -> list[Example]:
+    try:
+        return list(_read(path))
+    except (OSError, KeyError, TypeError, ValueError, UnreadableDocument) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise IngestError(f"cannot read training data from '{path}': {reason}") from error
+
+
 def _read(path: Path) -> Iterator[Example]:
-    if path.is_dir():
-        for file in find_files([path]):
-            yield from _plain(load(file).text)
-    elif path.suffix == ".jsonl":
+    if path.suffix == ".jsonl":
         for line in path.read_text(encoding="utf-8").split("\n"):
             if line.strip():
                 yield _line(json.loads(line))

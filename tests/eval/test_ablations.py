@@ -14,6 +14,7 @@ from conftest import TEXT, tiny_lm
 
 from cag.lm.cache import KV
 from cag.lm.prompt import Template
+from cag.translate.config import spread
 from cag.translate.examples import Example
 from cag.translate.training import Recipe, Trainer
 from eval import ablations
@@ -23,7 +24,6 @@ from eval.ablations import (
     native_keys,
     native_values,
     run_ablations,
-    spread,
     table,
 )
 

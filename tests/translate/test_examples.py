@@ -135,12 +135,13 @@ def test_unknown_or_empty_files_are_refused_in_one_line(
     assert source in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_missing_files_folders_bytes_and_empty_slices_are_refused(
+def test_missing_files_bare_folders_bytes_and_empty_slices_are_refused(
     squad: str, tmp_path: Path
 ) -> None:
-    binary = tmp_path / "x.bin"
-    binary.write_bytes(b"\xff\xfe\xfa" * 400)
-    for source in (tmp_path / "none.json", tmp_path, binary, f"{squad}[6:]", f"{squad}[3:3]"):
+    binary, bare = tmp_path / "x.bin", tmp_path / "bare"
+    binary.write_bytes(b"\x00\xff\xfa" * 400)
+    bare.mkdir()
+    for source in (tmp_path / "none.json", bare, binary, f"{squad}[6:]", f"{squad}[3:3]"):
         with pytest.raises(IngestError):
             read_examples(str(source))
 
@@ -149,6 +150,24 @@ def test_missing_files_folders_bytes_and_empty_slices_are_refused(
 def test_json_that_is_no_object_is_refused(content: Any, tmp_path: Path) -> None:
     with pytest.raises(IngestError):
         read_examples(written(tmp_path / "x.json", content))
+
+
+def test_a_folder_gives_its_documents(tmp_path: Path) -> None:
+    text = "The old harbour was built by sailors from the north in 1874. " * 6
+    (tmp_path / "a.md").write_text(f"# Title\n\n{text}")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "b.html").write_text(f"<p>{text.replace('1874', '1902')}</p>")
+    (tmp_path / "data.bin").write_bytes(b"\0" * 9)
+    one, two = read_examples(str(tmp_path))
+    assert "1874" in one.text and "1902" in two.text and "<p>" not in two.text
+    assert one.questions and "go on?" in one.questions[0][0]
+    assert read_examples(f"{tmp_path}[1:]") == [two]
+    row = {"question": "what", "answer": "that", "passage": "A passage of its own."}
+    (tmp_path / "c.jsonl").write_text(json.dumps(row))
+    assert read_examples(str(tmp_path))[1] == Example(row["passage"], (("What?", "that"),))
+    (tmp_path / "empty.md").write_text("")
+    with pytest.raises(IngestError, match=r"empty.md': holds no text"):
+        read_examples(str(tmp_path))
 
 
 def test_json_lines_end_only_at_newlines(tmp_path: Path) -> None:

@@ -567,13 +567,26 @@ def test_only_the_mixture_goes_where_questions_find_it(
     monkeypatch.setattr(command, "recipe_of", lambda *asked: replace(small, kind=asked[0]))
     monkeypatch.setattr(command, "Models", tiny_models)
     settings = Settings(home=home, reference="ref", target="tgt", dtype="float32")
-    folder, report = command.train_translator(settings, "ref", "tgt", data=[str(data)], kind=kind)
+    folder, report = command.train_translator(
+        settings, "ref", "tgt", data=[str(data)], kind=kind, layers=2
+    )
     saved = load_translator(folder)
+    assert saved.config.reference_layers == [2, 3]
     assert (saved.kind, saved.report.recovered) == (kind, report["recovered"])
     assert (report["passages"], report["held_out_passages"], report["data"]) == (23, 1, [data.name])
     found = home / "translators" / "ref--tgt"
     assert folder == (found if kind == "mixture" else home / "runs" / "ref--tgt" / kind)
     assert found.exists() is (kind == "mixture")
+
+    weights = (folder / "translator.safetensors").read_bytes()
+    for save in (False, True):
+        measured = command.calibrate_on(settings, folder, [str(data)], 4, 0, save=save)
+        assert measured["questions"] == 4
+        kept = load_translator(folder).report
+        assert (kept.details.get("calibrated_on") == [data.name]) is save
+    assert kept.retention == measured["retention"]
+    assert kept.recovered == saved.report.recovered
+    assert (folder / "translator.safetensors").read_bytes() == weights
 
 
 @pytest.mark.parametrize("kind", ["shared_latent", "single_projection"])
