@@ -43,16 +43,15 @@ class Timings:
 class Tokens:
     """Token counts of one answer.
 
-    ``reused`` are tokens of the prefix that an earlier question had read. ``refreshed`` are
-    passage tokens that the target read over their translation. ``target_forward`` is counted by
-    hooks on the target's decoder layers: tokens summed over the layers, divided by their number.
+    ``refreshed`` are passage tokens that the target read over their translation.
+    ``target_forward`` is counted by hooks on the target's decoder layers: tokens summed over the
+    layers, divided by their number. The prefix is read once per model, so it is not among them.
     """
 
     prefix: int = 0
     passage: int = 0
     suffix: int = 0
     generated: int = 0
-    reused: int = 0
     refreshed: int = 0
     target_forward: float = 0
 

@@ -13,7 +13,7 @@ from cag.answer import Timings
 from cag.library import Passage
 from cag.lm.cache import KV, Context
 from cag.lm.loading import LM
-from cag.lm.prompt import PASSAGE_FORMAT, Prompt
+from cag.lm.prompt import PASSAGE_FORMAT, Prompt, Template, prefix_ids
 from cag.lm.spec import hash_ids
 from cag.refresh import choose_tokens, extend
 from cag.translate.base import Translator
@@ -31,11 +31,11 @@ def timed(timings: Timings, name: str) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def read_prefix(target: LM, prompt: Prompt, timings: Timings) -> Context:
+def read_prefix(target: LM, template: Template) -> Context:
     """What every path starts from: the target has read the prefix."""
     context = Context(target)
-    with timed(timings, "prefill"):
-        context.run(torch.tensor([prompt.prefix], device=target.device), logits=None)
+    ids = prefix_ids(target, template.prefix)
+    context.run(torch.tensor([ids], device=target.device), logits=None)
     return context
 
 

@@ -225,7 +225,8 @@ class CAG:
         if generation is None:
             stop = self.template.stop
             generation = Generation(max_tokens=self.settings.max_tokens, stop=stop)
-        # loading is not part of answering
+        # loading is not part of answering, nor is what all questions have in common
+        start = self._start(lm)
         if sources is None and len(self.library):
             _ = self.retriever
         if mode == "translated":
@@ -244,7 +245,7 @@ class CAG:
         answer.tokens = Tokens(
             prefix=len(prompt.prefix), passage=len(prompt.passage_ids), suffix=len(prompt.suffix)
         )
-        return Stream(answer, self._write(lm, prompt, answer, generation, share, started))
+        return Stream(answer, self._write(lm, prompt, answer, generation, share, start, started))
 
     def compare(
         self, question: str, *, target: str | None = None, k: int | None = None
@@ -266,11 +267,12 @@ class CAG:
         answer: Answer,
         generation: Generation,
         refresh: float,
+        context: Context,
         started: float,
     ) -> Iterator[str]:
         timings, result = answer.timings, Decoded()
         with count_layer_tokens(lm) as counted:
-            context = self._context(lm, prompt, answer, refresh)
+            self._extend(lm, context, prompt, answer, refresh)
         begun = time.perf_counter()
         pieces = decode(lm, context, prompt.suffix, generation, result)
         held = ""  # white space that may turn out to be the end
@@ -294,14 +296,15 @@ class CAG:
         rest = result.seconds - result.first_token_seconds
         timings.tokens_per_second = len(result.ids) / rest if rest > 0 and result.ids else 0.0
 
-    def _context(self, lm: LM, prompt: Prompt, answer: Answer, refresh: float) -> Context:
-        """Everything before the suffix, on the path that `answer.path` names."""
-        context = self._start(lm, prompt, answer)
+    def _extend(
+        self, lm: LM, context: Context, prompt: Prompt, answer: Answer, refresh: float
+    ) -> None:
+        """Put the passages behind the prefix, on the path that `answer.path` names."""
         if answer.path == "own":
             missed = reuse_own(lm, context, prompt, self.store, answer.timings)
             if missed:
                 answer.reason = f"{len(missed)} passages were read and stored first ({missed[0]})"
-            return context
+            return
         if answer.path == "translated":
             passages = [source.passage for source in answer.sources]
             try:
@@ -314,17 +317,14 @@ class CAG:
                     lm, context, translator, prompt, passages, caches, timings, refresh
                 )
                 answer.tokens.refreshed = round(refresh * answer.tokens.passage)
-                return context
+                return
         read_natively(lm, context, prompt, answer.timings)
-        return context
 
-    def _start(self, lm: LM, prompt: Prompt, answer: Answer) -> Context:
-        """A context that holds the prefix, which the model reads for its first question only."""
+    def _start(self, lm: LM) -> Context:
+        """A context that holds the prefix, which a model reads only once."""
         known, start = self._starts.get(lm.name, (None, None))
-        if known is lm and start is not None:
-            answer.tokens.reused = len(prompt.prefix)
-        else:
-            start = read_prefix(lm, prompt, answer.timings)
+        if known is not lm or start is None:
+            start = read_prefix(lm, self.template)
             self._starts[lm.name] = lm, start
         return start.fork()
 

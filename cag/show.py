@@ -116,9 +116,8 @@ def answer_details(answer: Answer) -> None:
         f"({times.tokens_per_second:.1f} tokens/s)"
     )
     refreshed = f" ({tokens.refreshed} refreshed)" if tokens.refreshed else ""
-    reused = " (read before)" if tokens.reused else ""
     _out.print(
-        f"tokens: prefix {tokens.prefix}{reused}, passages {tokens.passage}{refreshed}, "
+        f"tokens: prefix {tokens.prefix}, passages {tokens.passage}{refreshed}, "
         f"suffix {tokens.suffix}, generated {tokens.generated}; "
         f"through the target's layers {tokens.target_forward:g}"
     )

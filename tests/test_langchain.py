@@ -181,7 +181,7 @@ def test_an_answer_is_the_engines_with_usage_and_metadata(filled: CAG, chat: Cha
     assert usage is not None
     assert usage["input_tokens"] == tokens.prefix + tokens.passage + tokens.suffix
     assert usage["output_tokens"] == tokens.generated
-    assert usage["input_token_details"] == {"cache_read": tokens.prefix}, "it was read before"
+    assert usage["input_token_details"] == {"cache_read": tokens.prefix}
     told = message.response_metadata
     assert (told["path"], told["model_name"], told["reason"]) == ("direct", "tgt", "")
     assert told["sources"] == [source.to_json() for source in answer.sources]

@@ -122,7 +122,7 @@ def test_a_translated_answer_reads_no_document(engine: CAG) -> None:
     assert (answer.path, answer.reason) == ("translated", "")
     tokens = answer.tokens
     assert tokens.passage > 50
-    forward = tokens.prefix - tokens.reused + tokens.suffix + tokens.generated
+    forward = tokens.suffix + tokens.generated
     assert tokens.target_forward == forward
     assert "safetensors" in answer.answer.lower()
 
