@@ -202,8 +202,20 @@ def documents(found: Sequence[dict[str, Any]]) -> None:
 def pairs(values: dict[str, Any]) -> None:
     """Names and values, a line each."""
     for name, value in values.items():
-        shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
-        _out.print(f"{name.replace('_', ' ')}: {shown}")
+        _out.print(f"{name.replace('_', ' ')}: {_plain(value)}")
+
+
+def _plain(value: Any) -> str:
+    """A value of plain data as people write it."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {_plain(v)}" for name, v in value.items())
+    if isinstance(value, list):
+        return " ".join(map(_plain, value)) or "none"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)
 
 
 def event(values: dict[str, Any]) -> None:
