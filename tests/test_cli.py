@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -138,6 +139,25 @@ def test_a_fallback_is_said(cag: Run, docs: Path) -> None:
     cag("ingest", docs)
     out = cag("ask", QUESTION).out
     assert "path: fallback" in out and "cag train ref tgt" in out
+
+
+def test_show_says_whether_ask_uses_a_translator_and_why_not(
+    cag: Run, small: CAG, docs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cag("ingest", docs)
+    add_translator(small, recovered=0.95, retention=0.6)
+    shown, found = (cag("translators", "show", "ref--tgt", *json) for json in ([], ["--json"]))
+    assert "does not use it: its retention on held-out passages is 0.60, 0.80" in shown.out
+    assert "0.60, 0.80 is required" in found.json["refusal"]
+    assert cag("ask", QUESTION, "--json").json["path"] == "fallback"
+    monkeypatch.setenv("CAG_MIN_RETENTION", "0.6")
+    assert "`cag ask` uses it" in cag("translators", "show", "ref--tgt").out
+
+
+def test_a_refresh_is_shown(filled: Run) -> None:
+    found = filled("ask", QUESTION, "--refresh", "0.5")
+    assert re.search(r"passages \d+ \(\d+ refreshed\)", found.out)
+    assert filled("ask", QUESTION, "--refresh", "2").code == 2
 
 
 def test_compare_shows_both(filled: Run) -> None:
