@@ -32,7 +32,7 @@ def read_among(
 
 def _among(question: Question, pool: list[str], count: int, last: bool) -> Question:
     (own,) = question.passages
-    others = random.Random(question.id).sample(pool, count)
+    others = random.Random(question.id).sample(pool, min(count, len(pool)))
     others = [passage for passage in others if passage != own][: count - 1]
     passages = (*others, own) if last else (own, *others)
     return replace(question, passages=passages)

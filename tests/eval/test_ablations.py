@@ -81,7 +81,9 @@ def test_rows_of_the_same_recipe_agree(done: tuple[Path, list[dict[str, Any]], A
     closed = named(rows, "closed form")["default"]["nll"]
     assert closed == named(rows, "keys and values")["both translated"]["nll"]
     assert closed == pytest.approx(named(rows, "anchor")["and 3 before"]["nll"])
-    assert named(rows, "correction")["KV error only"]["nll"] != closed
+    # a descent keeps what did best on these passages, so it is never worse than its start
+    for row in named(rows, "correction").values():
+        assert row["nll"] <= closed + 1e-4, row["name"]
 
 
 def test_a_second_run_measures_nothing_again(
