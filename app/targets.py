@@ -8,7 +8,7 @@ from typing import Any
 from cag.engine import CAG
 from cag.errors import CagError
 from cag.lm.pull import is_here, pulled_llms
-from cag.translate.config import Report
+from cag.translate import finding
 from cag.translate.finding import describe_translators, pair_name
 
 
@@ -47,7 +47,7 @@ def _described(cag: CAG) -> list[dict[str, Any]]:
 
 def refusal(cag: CAG, described: dict[str, Any]) -> str:
     """Why `ask` would not use this translator, as one line; empty if it would."""
-    return Report(**described["report"]).shortfall(cag.settings.min_retention)
+    return finding.refusal(described, cag.settings.min_retention)
 
 
 def misfit(described: dict[str, Any], fingerprints: Mapping[str, str]) -> str:

@@ -240,11 +240,10 @@ def train(
     if as_json:
         _print_json({"folder": str(folder), **report})
     else:
-        from cag.translate.config import Report
-        from cag.translate.finding import describe
+        from cag.translate.finding import describe, refusal
 
         described = describe(folder)
-        show.translator(described, Report(**described["report"]).shortfall(settings.min_retention))
+        show.translator(described, refusal(described, settings.min_retention))
         typer.echo(f"translator written to {folder}")
 
 
@@ -263,15 +262,15 @@ def list_translators(as_json: JsonOption = False) -> None:
 @translators_app.command("show")
 def show_translator(name: str, as_json: JsonOption = False) -> None:
     """Everything a translator's file says about itself, and whether `ask` uses it."""
-    from cag.translate.config import Report
+    from cag.translate.finding import refusal
 
     settings = _settings()
     described = _described(settings, name)
-    refusal = Report(**described["report"]).shortfall(settings.min_retention)
+    refused = refusal(described, settings.min_retention)
     if as_json:
-        _print_json({**described, "refusal": refusal})
+        _print_json({**described, "refusal": refused})
     else:
-        show.translator(described, refusal)
+        show.translator(described, refused)
 
 
 @translators_app.command("calibrate")

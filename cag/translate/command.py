@@ -117,10 +117,7 @@ def calibrate_on(
         If it was trained for other weights than those here.
     """
     chooser = random.Random(seed)
-    held_out = []
-    for source in data:
-        found = read_examples(source, seed=seed)
-        held_out += found if len(found) <= limit else chooser.sample(found, limit)
+    held_out = [e for source in data for e in _drawn(source, limit, chooser, seed)]
     translator, models = load_translator(folder), Models(settings)
     reference, target = (
         models.lm(name) for name in (translator.config.reference, translator.config.target)
@@ -142,15 +139,10 @@ def examples_of(
     drop_reserved: bool = False,
 ) -> tuple[list[Example], list[Example]]:
     """Passages to train on, without duplicates, and to choose by."""
-    chooser = random.Random(seed)
-
-    def drawn(source: str, limit: int | None) -> list[Example]:
-        found = read_examples(source, seed=seed, drop_reserved=drop_reserved)
-        return found if limit is None or len(found) <= limit else chooser.sample(found, limit)
-
-    examples = [e for source in data for e in drawn(source, limit)]
+    chooser, drop = random.Random(seed), drop_reserved
+    examples = [e for source in data for e in _drawn(source, limit, chooser, seed, drop)]
     examples = list({example.text: example for example in examples}.values())
-    chosen_by = [e for source in held_out for e in drawn(source, 48)]
+    chosen_by = [e for source in held_out for e in _drawn(source, 48, chooser, seed, drop)]
     if not chosen_by:
         chooser.shuffle(examples)
         aside = min(48, len(examples) // 20)
@@ -170,3 +162,12 @@ def recipe_of(kind: str, minutes: float, seed: int) -> Recipe:
     if kind == "ridge":
         return replace(recipe, minutes=0.0)
     return replace(recipe, hidden=2048) if kind == "single_projection" else recipe
+
+
+def _drawn(
+    source: str, limit: int | None, chooser: random.Random, seed: int, drop_reserved: bool = False
+) -> list[Example]:
+    examples = read_examples(source, seed=seed, drop_reserved=drop_reserved)
+    if limit is not None and len(examples) > limit:
+        examples = chooser.sample(examples, limit)
+    return examples

@@ -16,6 +16,7 @@ from cag.translate.base import (
     parse_description,
     read_description,
 )
+from cag.translate.config import Report
 
 ZOO = Path(__file__).parent.parent / "zoo"
 
@@ -66,3 +67,8 @@ def describe(folder: Path) -> dict[str, Any]:
         "folder": str(folder),
         "report": asdict(report),
     }
+
+
+def refusal(described: dict[str, Any], required: float) -> str:
+    """Why a described translator is not good enough for `ask`, as one line; empty if it is."""
+    return Report(**described["report"]).shortfall(required)
