@@ -49,8 +49,8 @@ class Settings:
     max_tokens
         Longest answer, in tokens.
     min_retention
-        A translator that keeps less than this share of the target's own answer quality on
-        held-out passages is not used; the answer takes the direct path and says so.
+        A translator whose retention or recovered share on held-out passages is below this is
+        not used; the answer takes the direct path and says so.
     """
 
     home: Path = field(default_factory=default_home)

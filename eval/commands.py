@@ -104,8 +104,9 @@ def ablations(
 
     def make(recipe: Recipe, work: Path) -> Trainer:
         return Trainer(
-            models.lm(reference), models.lm(target), folder, examples, chosen_by, recipe, work=work
-        )
+            models.lm(reference), models.lm(target), folder, examples, chosen_by, recipe,
+            work=work, readings=settings.home / "readings",
+        )  # fmt: skip
 
     with progress(quiet=as_json) as update:
         results = run_ablations(

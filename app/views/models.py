@@ -100,8 +100,8 @@ def _translators(cag: CAG, fingerprints: Mapping[str, str]) -> None:
         st.info(f"There are no translators, so every answer reads the text. Train one: {train}")
         return
     st.caption(
-        f"`ask` uses a translator that keeps at least {cag.settings.min_retention:.2f} of the "
-        "target's own answer quality on held-out passages (`CAG_MIN_RETENTION`)."
+        "`ask` uses a translator whose retention and recovered share on held-out passages are at "
+        f"least {cag.settings.min_retention:.2f} (`CAG_MIN_RETENTION`)."
     )
     names: set[str] = set()
     for described in found:

@@ -80,6 +80,7 @@ def train_translator(
         lm,
         models.lm(target),
         folder=settings.home / "runs" / name,
+        readings=settings.home / "readings",
         examples=examples,
         held_out=chosen_by,
         recipe=replace(recipe_of(kind, minutes, seed), at_once=at_once, reference_layers=used),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cag.translate.base import Translator
 from cag.translate.checkpoint import Checkpoint, save_tensors
-from cag.translate.pairs import shuffled, stored_pairs
+from cag.translate.pairs import shuffled
 
 if TYPE_CHECKING:
     from cag.translate.training import Trainer
@@ -48,7 +48,7 @@ def descend(
     if not state.step:
         best.measure(translator, averaged, state, [])
     chooser = random.Random(f"{recipe.seed}/{stage}/{state.step}")
-    pairs = shuffled(stored_pairs(trainer.folder / "pairs"), chooser, trainer.target.device)
+    pairs = shuffled(trainer.pairs, chooser, trainer.target.device)
     started, last = time.monotonic() - state.seconds, time.monotonic()
     sums: list[list[float]] = []
     while (share := (time.monotonic() - started) / (60 * minutes)) < 1:

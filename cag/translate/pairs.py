@@ -1,77 +1,58 @@
-"""Pairs: what reference and target make of the same passage, streamed to disk."""
+"""Pairs: what reference and target make of the same passage."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from cag.align import align
 from cag.lm.cache import KV, Context
 from cag.lm.capture import record_queries
 from cag.lm.loading import LM
 from cag.lm.prompt import PASSAGE_FORMAT, REFERENCE_PREFIX, Template, prefix_ids
-from cag.translate.base import align_texts, flatten
+from cag.translate.base import flatten
 from cag.translate.examples import Example
+from cag.translate.readings import Reading, Source, digest, shelf
 
 
 @dataclass
-class Pair:
-    """One passage as both models see it, and how the target looks at it.
+class Pair(Reading):
+    """A target's reading, and what the reference made of the same passage.
 
     Attributes
     ----------
     source
         The reference's canonical KV, flat: shape (S, numbers per token).
-    alignment, ids
-        Reference index and target id of the T target tokens.
-    native
-        The target's canonical KV of the passage.
-    suffix
-        The target's canonical KV of the suffix (questions and answers).
-    queries
-        Native queries with shape (L, query_heads, N, D), rotated and scaled.
-    query_positions
-        Their positions counted from the passage's first token, with shape (N,).
-    suffix_ids, answers
-        Suffix tokens, and a mask of positions whose next token belongs to an answer.
-    states
-        The target's last hidden states over the suffix, with shape (len(suffix), hidden).
+    alignment
+        Reference index of each of the T target tokens.
     """
 
     source: Tensor
     alignment: Tensor
-    ids: Tensor
-    native: KV
-    suffix: KV
-    queries: Tensor
-    query_positions: Tensor
-    suffix_ids: Tensor
-    answers: Tensor
-    states: Tensor
-
-    def save(self, path: Path) -> None:
-        """Write as safetensors; appears only when complete."""
-        tensors = dict(vars(self))
-        for name in ("native", "suffix"):
-            kv = tensors.pop(name)
-            tensors |= {f"{name}_keys": kv.keys, f"{name}_values": kv.values}
-        temporary = path.with_suffix(".tmp")
-        save_file({n: t.contiguous() for n, t in tensors.items()}, temporary)
-        temporary.replace(path)
 
     @classmethod
-    def load(cls, path: Path, device: torch.device | str = "cpu") -> Pair:
-        """Read a pair onto a device."""
-        tensors: dict[str, Any] = dict(load_file(path, device=str(device)))
-        for name in ("native", "suffix"):
-            tensors[name] = KV(tensors.pop(f"{name}_keys"), tensors.pop(f"{name}_values"))
-        return cls(**tensors)
+    def of(cls, source: Source, reading: Reading) -> Pair:
+        """Align both sides by their characters."""
+        aligned = align(source.spans.tolist(), reading.spans.tolist())
+        alignment = torch.tensor(aligned, device=source.kv.device)
+        return cls(**vars(reading), source=source.kv, alignment=alignment)
+
+
+@dataclass(frozen=True)
+class PairFiles:
+    """Where the two sides of a pair lie."""
+
+    source: Path
+    reading: Path
+
+    def load(self, device: torch.device | str = "cpu") -> Pair:
+        """Read both and align them."""
+        return Pair.of(Source.load(self.source, device), Reading.load(self.reading, device))
 
 
 class PairCollector:
@@ -83,8 +64,11 @@ class PairCollector:
         The two models.
     template
         Prompt around the passage.
-    max_tokens
-        Longer passages are cut to this many target tokens.
+    readings
+        Folder where both sides are kept, for this pair and others.
+    max_bytes
+        Longer passages are cut: every model must read the same text, and none makes more
+        tokens than bytes.
     queries
         How many query positions are kept per passage.
     """
@@ -94,11 +78,12 @@ class PairCollector:
         reference: LM,
         target: LM,
         template: Template,
-        max_tokens: int = 448,
+        readings: Path | None = None,
+        max_bytes: int = 2000,
         queries: int = 36,
     ) -> None:
         self.reference, self.target, self.template = reference, target, template
-        self.max_tokens, self.queries = max_tokens, queries
+        self.readings, self.max_bytes, self.queries = readings, max_bytes, queries
         self.prefix = prefix_ids(target, template.prefix)
         self._reference_start = self._primed(reference, prefix_ids(reference, REFERENCE_PREFIX))
         self._target_start = self._primed(target, self.prefix)
@@ -119,27 +104,26 @@ class PairCollector:
         """The target's canonical KV of the prefix."""
         return self._target_start.canonical(0, self._target_start.length)
 
+    def trim(self, text: str) -> str:
+        """The passage as it stands in the prompt, cut before a word if it is too long."""
+        whole = text.encode()
+        if len(whole) > self.max_bytes:
+            text = whole[: self.max_bytes].decode(errors="ignore").rsplit(maxsplit=1)[0]
+        return PASSAGE_FORMAT.format(text=text)
+
     @torch.inference_mode()
     def source(self, text: str) -> tuple[KV, list[tuple[int, int]]]:
-        """Canonical reference KV of a passage, and its tokens' spans."""
+        """Canonical reference KV of a trimmed passage, and its tokens' spans."""
         ids, spans = self.reference.encode_with_offsets(text)
         context = self._reference_start.fork()
         start = context.length
         context.run(torch.tensor([ids], device=self.reference.device), logits=None)
         return context.canonical(start, context.length), spans
 
-    def trim(self, text: str) -> str:
-        """The passage as it stands in the prompt, at most `max_tokens` target tokens long."""
-        text = PASSAGE_FORMAT.format(text=text)
-        _, spans = self.target.encode_with_offsets(text)
-        return text if len(spans) <= self.max_tokens else text[: spans[self.max_tokens - 1][1]]
-
     @torch.inference_mode()
-    def collect(self, example: Example, chooser: random.Random) -> Pair:
-        """What both models make of one passage."""
-        text = self.trim(example.text)
-        source, spans = self.source(text)
-        ids, alignment = align_texts(spans, self.target, text)
+    def reading(self, example: Example, chooser: random.Random) -> Reading:
+        """What the target makes of a passage and of questions about it."""
+        ids, spans = self.target.encode_with_offsets(self.trim(example.text))
         suffix_ids, answers = self._suffix(example, chooser)
         context = self.start()
         start, middle = context.length, context.length + len(ids)
@@ -148,10 +132,9 @@ class PairCollector:
             states = context.run(read, logits=None).last_hidden_state[0, len(ids) :]
         positions = self._query_positions(len(ids), answers, chooser)
         queries = torch.stack([q[0, :, positions] for q in recording.queries])
-        return Pair(
-            source=flatten(source).to("cpu", torch.bfloat16),
-            alignment=torch.tensor(alignment),
+        return Reading(
             ids=torch.tensor(ids),
+            spans=torch.tensor(spans),
             native=context.canonical(start, middle).to("cpu", torch.bfloat16),
             suffix=context.canonical(middle, context.length).to("cpu", torch.bfloat16),
             queries=queries.to("cpu", torch.bfloat16),
@@ -160,6 +143,31 @@ class PairCollector:
             answers=torch.tensor(answers),
             states=states.to("cpu", torch.bfloat16),
         )
+
+    def files(self, example: Example) -> PairFiles:
+        """Where both sides of an example lie, or will.
+
+        Their names hold all that shapes them: the models, the text, the questions, the prompt.
+        """
+        if self.readings is None:
+            raise ValueError("this collector keeps no readings; give it a folder")
+        text = self.trim(example.text)
+        source = digest(text, REFERENCE_PREFIX)
+        reading = digest(text, asdict(example), self.template.fingerprint, self.queries)
+        return PairFiles(
+            shelf(self.readings, self.reference) / "sources" / f"{source}.safetensors",
+            shelf(self.readings, self.target) / "readings" / f"{reading}.safetensors",
+        )
+
+    def collect(self, example: Example) -> PairFiles:
+        """Let each model read an example, unless it did so before."""
+        files = self.files(example)
+        if not files.source.exists():
+            kv, spans = self.source(self.trim(example.text))
+            Source(flatten(kv).to("cpu", torch.bfloat16), torch.tensor(spans)).save(files.source)
+        if not files.reading.exists():
+            self.reading(example, random.Random(files.reading.stem)).save(files.reading)
+        return files
 
     def _suffix(self, example: Example, chooser: random.Random) -> tuple[list[int], list[bool]]:
         """Up to four questions with answers, as one suffix, and where answers are predicted."""
@@ -187,15 +195,10 @@ class PairCollector:
         return sorted(inside + kept)
 
 
-def stored_pairs(folder: Path) -> list[Path]:
-    """Files of the pairs in a folder, in order of collection."""
-    return sorted(folder.glob("*.safetensors"))
-
-
 def shuffled(
-    paths: Sequence[Path], chooser: random.Random, device: torch.device | str = "cpu"
+    pairs: Sequence[PairFiles], chooser: random.Random, device: torch.device | str = "cpu"
 ) -> Iterator[Pair]:
-    """Pairs without end, every file once per round."""
+    """Pairs without end, every one once per round."""
     while True:
-        for path in chooser.sample(paths, len(paths)):
-            yield Pair.load(path, device)
+        for files in chooser.sample(pairs, len(pairs)):
+            yield files.load(device)

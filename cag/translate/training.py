@@ -1,13 +1,11 @@
 """Train a translator: closed form first, then attention matching, then end to end.
 
 Every stage leaves a file in the run folder, so a run that is stopped goes on where it was.
-Pairs lie in the run folder itself and serve every kind of translator; what one kind makes of
-them lies in a folder of its own.
+What the models read lies apart and serves every pair and every kind of translator.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +36,8 @@ from cag.translate.descent import curve, descend
 from cag.translate.examples import Example
 from cag.translate.losses import AttentionMatching, answer_loss, kv_error, outputs_of, replay_error
 from cag.translate.mixture import Mixture
-from cag.translate.pairs import Pair, PairCollector, stored_pairs
+from cag.translate.pairs import Pair, PairCollector, PairFiles
+from cag.translate.readings import digest
 
 Log = Callable[[dict[str, Any]], None]
 Edit = Callable[[KV, KV], KV]
@@ -109,13 +108,15 @@ class Trainer:
     reference, target
         The models.
     folder
-        Run folder: pairs, stages, checkpoints.
+        Run folder: stages, checkpoints.
     examples, held_out
         Passages to train on, and to choose by; no passage may be in both.
     log
         Called with one plain dict per event.
     work
-        Where stages lie, if not in `folder`: several runs can share the pairs there.
+        Where stages lie, if not in `folder`: several recipes can share a run.
+    readings
+        Where what the models read is kept, if not in `folder`: several runs can share it.
     """
 
     reference: LM
@@ -127,6 +128,7 @@ class Trainer:
     template: Template = DEFAULT_TEMPLATE
     log: Log = lambda event: None
     work: Path | None = None
+    readings: Path | None = None
 
     def __post_init__(self) -> None:
         overlap = {e.text for e in self.examples} & {e.text for e in self.held_out}
@@ -138,10 +140,14 @@ class Trainer:
             known = ", ".join(TRANSLATORS)
             raise TranslatorError(f"unknown kind '{self.recipe.kind}'; use one of: {known}")
         self._check_same_run()
-        self.collector = PairCollector(self.reference, self.target, self.template)
+        self.collector = PairCollector(
+            self.reference, self.target, self.template, self.readings or self.folder / "readings"
+        )
+        self.pairs = [self.collector.files(example) for example in self.examples]
+        self.held_out_pairs = [self.collector.files(example) for example in self.held_out]
         self.prefix = self.collector.prefix_kv
         self.matching = AttentionMatching(self.target, self.prefix)
-        self._bounds: dict[Path, tuple[float, float]] = {}
+        self._bounds: dict[PairFiles, tuple[float, float]] = {}
         self.half = fastest_dtype(str(self.target.device)) == torch.bfloat16
 
     def _check_same_run(self) -> None:
@@ -149,8 +155,8 @@ class Trainer:
         run = {
             "reference": self.reference.fingerprint,
             "target": self.target.fingerprint,
-            "examples": _digest(self.examples),
-            "held_out": _digest(self.held_out),
+            "examples": digest([asdict(example) for example in self.examples]),
+            "held_out": digest([asdict(example) for example in self.held_out]),
             "template": self.template.fingerprint,
             "seed": self.recipe.seed,
         }
@@ -199,17 +205,9 @@ class Trainer:
 
     def collect(self) -> None:
         """Run both models over all passages; what is on disk already is kept."""
-        self._collect(self.examples, self.folder / "pairs", self.recipe.seed)
-        self._collect(self.held_out, self.folder / "held_out", self.recipe.seed + 1)
-
-    def _collect(self, examples: Sequence[Example], folder: Path, seed: int) -> None:
-        folder.mkdir(exist_ok=True)
+        examples = [*self.examples, *self.held_out]
         for index, example in enumerate(examples):
-            path = folder / f"{index:06d}.safetensors"
-            if path.exists():
-                continue
-            pair = self.collector.collect(example, random.Random(f"{seed}/{index}"))
-            pair.save(path)
+            self.collector.collect(example)
             self.progress("collect", index, len(examples))
 
     def start(self) -> Translator:
@@ -282,18 +280,18 @@ class Trainer:
 
     def batches(self, limit: int | None = None) -> Iterator[Batch]:
         """The training passages, sixteen at a time: large products are faster."""
-        paths = stored_pairs(self.folder / "pairs")
-        if limit is not None and limit < len(paths):
-            paths = sorted(random.Random(self.recipe.seed).sample(paths, limit))
-        for at in range(0, len(paths), 16):
-            pairs = [Pair.load(path, self.target.device) for path in paths[at : at + 16]]
+        files = self.pairs
+        if limit is not None and limit < len(files):
+            files = random.Random(self.recipe.seed).sample(files, limit)
+        for at in range(0, len(files), 16):
+            pairs = [pair.load(self.target.device) for pair in files[at : at + 16]]
             yield Batch(
                 source=torch.cat([p.source[p.alignment] for p in pairs]).float(),
                 anchors=torch.cat([self._anchors(p) for p in pairs]),
                 outputs=torch.cat([outputs_of(p.native) for p in pairs]),
                 starts=_starts(pairs),
             )
-            self.progress("fit", min(at + 16, len(paths)) - 1, len(paths), every=80)
+            self.progress("fit", min(at + 16, len(files)) - 1, len(files), every=80)
 
     # -- translating stored pairs ----------------------------------------------------------
 
@@ -366,13 +364,13 @@ class Trainer:
     def answer_nlls(self, translator: Translator, limit: int, edit: Edit) -> Tensor:
         """Per held-out passage the answer NLL native, translated, without context: (N, 3)."""
         rows = []
-        for path in stored_pairs(self.folder / "held_out")[:limit]:
-            pair = Pair.load(path, self.target.device)
+        for files in self.held_out_pairs[:limit]:
+            pair = files.load(self.target.device)
             native = pair.native.to(torch.float32)
-            if path not in self._bounds:  # they are the same for every translator
-                self._bounds[path] = self._answer_nll(native, pair), self._answer_nll(None, pair)
+            if files not in self._bounds:  # they are the same for every translator
+                self._bounds[files] = self._answer_nll(native, pair), self._answer_nll(None, pair)
             ((translated, _),) = self.translate(translator, [pair])
-            best, worst = self._bounds[path]
+            best, worst = self._bounds[files]
             rows.append([best, self._answer_nll(edit(translated, native), pair), worst])
         return torch.tensor(rows)
 
@@ -397,11 +395,6 @@ def _read_json(path: Path) -> Any:
 
 def _starts(pairs: Sequence[Pair]) -> list[int]:
     return list(accumulate((len(pair.ids) for pair in pairs[:-1]), initial=0))
-
-
-def _digest(examples: Sequence[Example]) -> str:
-    text = json.dumps([asdict(example) for example in examples], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _key_norm_weights(target: LM) -> Tensor:

@@ -182,14 +182,14 @@ def runs(
     """Both kinds trained in one folder, one after the other, and what was collected for it."""
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     run = Run(folder, tiny_lm("llama", 60), tiny_lm(request.param, 20, seed=1))
-    collect, collected = PairCollector.collect, []
+    read, collected = PairCollector.reading, []
 
     def noting(self: PairCollector, example: Any, chooser: Any) -> Any:
         collected.append(example.text)
-        return collect(self, example, chooser)
+        return read(self, example, chooser)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PairCollector, "collect", noting)
+        patch.setattr(PairCollector, "reading", noting)
         translators = {kind: run.trainer(recipe=recipe(kind)).run() for kind in KINDS}
     return run, translators, collected
 
@@ -204,7 +204,7 @@ Runs = tuple[Run, dict[str, Translator], list[str]]
 def test_kinds_share_the_pairs_of_a_run(runs: Runs) -> None:
     run, _, collected = runs
     assert collected == [example.text for example in [*EXAMPLES, *HELD_OUT]]
-    assert {path.name for path in run.folder.iterdir()} == {"run.json", "pairs", "held_out", *KINDS}
+    assert {path.name for path in run.folder.iterdir()} == {"run.json", "readings", *KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -227,7 +227,7 @@ def test_descent_lowers_what_it_descends(
     trainer = runs[0].trainer(recipe=recipe(kind), work=tmp_path, log=lambda event: None)
     start, matched = trainer.start(), trainer.start()
     descend(trainer, matched, "matching", 2.0, trainer.recipe.matching_rate)
-    assert loss(trainer, matched, "pairs") < 0.95 * loss(trainer, start, "pairs")
+    assert loss(trainer, matched, trained=True) < 0.95 * loss(trainer, start, trained=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,7 +7,7 @@ import random
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,13 +23,14 @@ from cag.lm.loading import LM
 from cag.lm.prompt import Template
 from cag.settings import Settings
 from cag.translate import command, descent
-from cag.translate.base import Translator, load_translator
+from cag.translate.base import Translator, align_texts, flatten, load_translator
 from cag.translate.checkpoint import Checkpoint
 from cag.translate.descent import descend, make_optimizer
 from cag.translate.examples import Example
 from cag.translate.losses import AttentionMatching, answer_loss, replay_error
 from cag.translate.mixture import Mixture
-from cag.translate.pairs import Pair, PairCollector
+from cag.translate.pairs import Pair, PairCollector, PairFiles
+from cag.translate.readings import Source
 from cag.translate.ridge import Ridge
 from cag.translate.training import Log, Recipe, Trainer
 
@@ -75,8 +76,8 @@ class Run:
         return trainer
 
     def times(self) -> dict[str, int]:
-        """Modification times of all pairs."""
-        found = [p for name in ("pairs", "held_out") for p in (self.folder / name).glob("*")]
+        """Modification times of all that was read."""
+        found = (self.folder / "readings").rglob("*.safetensors")
         return {str(path): path.stat().st_mtime_ns for path in found}
 
 
@@ -102,9 +103,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Mixture]:
     return run, run.trainer().run()
 
 
-def loss(trainer: Trainer, translator: Translator, folder: str = "held_out") -> float:
-    """What the matching stage descends, averaged over the pairs of a folder."""
-    pairs = [Pair.load(path) for path in sorted((trainer.folder / folder).glob("*.safetensors"))]
+def loss(trainer: Trainer, translator: Translator, *, trained: bool = False) -> float:
+    """What the matching stage descends, averaged over held-out or training pairs."""
+    files = trainer.pairs if trained else trainer.held_out_pairs
+    pairs = [pair.load() for pair in files]
     with torch.no_grad():
         found = trainer.translate(translator, pairs)
         terms = [trainer.matching(kv, pair) for pair, (kv, _) in zip(pairs, found, strict=True)]
@@ -143,7 +145,7 @@ def test_the_matching_stage_lowers_the_attention_loss(
     trainer = run.trainer(work=tmp_path, log=lambda event: None)
     start, matched = trainer.start(), trainer.start()
     descend(trainer, matched, "matching", 2.0, RECIPE.matching_rate)
-    assert loss(trainer, matched, "pairs") < 0.95 * loss(trainer, start, "pairs")
+    assert loss(trainer, matched, trained=True) < 0.95 * loss(trainer, start, trained=True)
     assert loss(trainer, matched) < loss(trainer, start)
 
 
@@ -173,8 +175,6 @@ def test_the_average_is_kept_and_fitted_maps_move_gently(
     mixture = upgraded(start)
     trainer.folder = tmp_path
     trainer.stages.mkdir()
-    for name in ("pairs", "held_out"):
-        (tmp_path / name).symlink_to(done[0].folder / name)
     monkeypatch.setattr(descent, "schedule", lambda share, step: 1.0)
     descend(trainer, mixture, "matching", 0.05, 1e-2)  # one step, which Adam makes 1e-2 long
     kept = 10 / 11  # an average forgets its start within the first steps
@@ -197,10 +197,10 @@ def test_a_run_leaves_a_ridge_a_report_and_events(done: tuple[Run, Mixture]) -> 
     )
     json.dumps([mixture.report.details, *run.events])  # plain data
     stages = [event["stage"] for event in run.events]
-    order = ["collect", "collect", "fit", "fit", "ridge", "answers"]
+    order = ["collect", "fit", "fit", "ridge", "answers"]
     assert [stage for stage in stages if stage != "matching"][: len(order)] == order
     (collected, *_) = (e for e in run.events if e["stage"] == "collect")
-    assert collected == {"stage": "collect", "done": 24, "of": 24}
+    assert collected == {"stage": "collect", "done": 29, "of": 29}
     fits = [(event["done"], event["of"]) for event in run.events if event["stage"] == "fit"]
     assert fits == [(12, 12), (24, 24)]  # the widest regression needs only some passages
 
@@ -211,9 +211,7 @@ def test_a_finished_run_lies_in_a_folder_of_its_kind(done: tuple[Run, Mixture]) 
     assert saved.report == mixture.report
     wanted = {name: tensor.bfloat16().float() for name, tensor in mixture.state_dict().items()}
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in saved.state_dict().items())
-    assert {p.name for p in run.folder.iterdir()} == {
-        "run.json", "pairs", "held_out", "ridge", "mixture",
-    }  # fmt: skip
+    assert {p.name for p in run.folder.iterdir()} == {"run.json", "readings", "ridge", "mixture"}
 
 
 def test_descents_keep_what_did_best_on_held_out_passages(done: tuple[Run, Mixture]) -> None:
@@ -251,8 +249,8 @@ def test_a_second_trainer_reads_what_the_first_left(
 ) -> None:
     run, mixture = done
     before = run.times()
-    assert len(before) == len(EXAMPLES) + len(HELD_OUT)
-    monkeypatch.setattr(PairCollector, "collect", None)  # calling it would fail
+    assert len(before) == 2 * (len(EXAMPLES) + len(HELD_OUT))
+    monkeypatch.setattr(PairCollector, "reading", None)  # calling it would fail
     monkeypatch.setattr(Ridge, "fit", None)  # so would fitting
     monkeypatch.setattr(descent, "make_optimizer", None)  # and descending
     again = run.trainer(log=lambda event: None).run()
@@ -338,7 +336,7 @@ def test_what_is_saved_translates_as_what_was_trained(
     assert all(config.get(name, value) == value for name, value in change.items())
     assert saved.report.details["recipe"].items() >= change.items()
     trained.load_state_dict(saved.state_dict())  # rounded to bf16
-    pair = Pair.load(run.folder / "held_out" / "000000.safetensors")
+    pair = trainer.held_out_pairs[0].load()
     spec = run.reference.spec
     source = pair.source.float().view(-1, spec.layers, 2, spec.kv_heads, spec.head_size)
     keys, values = source.permute(2, 1, 3, 0, 4)
@@ -355,7 +353,7 @@ def test_what_is_saved_translates_as_what_was_trained(
 def test_stored_pairs_together_are_what_they_are_one_by_one(done: tuple[Run, Mixture]) -> None:
     run, mixture = done
     trainer = run.trainer()
-    pairs = [Pair.load(path) for path in sorted((run.folder / "held_out").iterdir())]
+    pairs = [files.load() for files in trainer.held_out_pairs]
     with torch.no_grad():
         together = trainer.translate(mixture, pairs)
         alone = [trainer.translate(mixture, [pair])[0] for pair in pairs]
@@ -371,8 +369,8 @@ def test_batches_hold_every_drawn_passage_once(
 ) -> None:
     run = done[0]
     passages = {}
-    for path in (run.folder / "pairs").iterdir():
-        pair = Pair.load(path)
+    for files in run.trainer().pairs:
+        pair = files.load()
         passages[pair.source[pair.alignment].float().numpy().tobytes()] = pair
     seen = []
     for batch in run.trainer().batches(limit):
@@ -392,7 +390,7 @@ def test_stages_in_another_folder_use_the_pairs_of_the_run(
     done: tuple[Run, Mixture], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, before = done[0], done[0].times()
-    monkeypatch.setattr(PairCollector, "collect", None)  # calling it would fail
+    monkeypatch.setattr(PairCollector, "reading", None)  # calling it would fail
     recipe = replace(RECIPE, kind="ridge", minutes=0.0)
     ridge = run.trainer(recipe=recipe, work=tmp_path / "work").run()
     fitted = load_translator(run.folder / "ridge")
@@ -404,7 +402,7 @@ def test_stages_in_another_folder_use_the_pairs_of_the_run(
 @pytest.mark.usefixtures("last_weights")
 def test_a_weight_moves_its_own_loss_most(done: tuple[Run, Mixture], tmp_path: Path) -> None:
     run = done[0]
-    pairs = [Pair.load(path) for path in sorted((run.folder / "pairs").iterdir())[:8]]
+    pairs = [files.load() for files in run.trainer().pairs[:8]]
 
     def descended(matching: Sequence[float], answers: Sequence[float]) -> Translator:
         """What 15 steps make of the same mixture."""
@@ -445,19 +443,19 @@ def test_a_run_stopped_anywhere_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     """With learned positions in the target: while collecting, then in both descents."""
     run = Run(tmp_path / "run", tiny_lm("qwen2", 60), tiny_lm("gpt2", 20, seed=1))
     recipe = replace(RECIPE, minutes=8.0, matching_share=0.5, batch=1)
-    collect, calls = PairCollector.collect, []
+    read, calls = PairCollector.reading, []
 
     def failing(self: PairCollector, *args: Any) -> Any:
         calls.append(args)
         if len(calls) == 9:
             raise Stopped
-        return collect(self, *args)
+        return read(self, *args)
 
-    monkeypatch.setattr(PairCollector, "collect", failing)
+    monkeypatch.setattr(PairCollector, "reading", failing)
     with pytest.raises(Stopped):
         run.trainer(recipe=recipe).run()
     early = run.times()
-    assert len(early) == 8
+    assert len(early) == 8 + 9  # the reference had read the ninth
 
     curve: list[dict[str, Any]] = []
 
@@ -600,12 +598,18 @@ def test_baselines_get_the_budget_and_the_losses_of_the_mixture(kind: str) -> No
 # -- losses ----------------------------------------------------------------------------------
 
 
+def in_memory(collector: PairCollector, example: Example) -> Pair:
+    kv, spans = collector.source(collector.trim(example.text))
+    source = Source(flatten(kv).bfloat16(), torch.tensor(spans))
+    return Pair.of(source, collector.reading(example, random.Random(0)))
+
+
 def exact_pairs(target: LM, examples: Sequence[Example]) -> tuple[PairCollector, list[Pair]]:
     """Pairs whose native KV and states are kept in fp32."""
     collector = PairCollector(tiny_lm("llama", 60), target, SHORT)
     pairs = []
     for example in examples:
-        pair = collector.collect(example, random.Random(0))
+        pair = in_memory(collector, example)
         with torch.no_grad():
             context = Context(target)
             context.run(torch.tensor([collector.prefix]), logits=None)
@@ -714,36 +718,87 @@ def test_gradients_of_all_losses_reach_the_translated_kv() -> None:
 
 
 def test_a_pair_comes_back_as_it_was(tmp_path: Path) -> None:
-    collector = PairCollector(tiny_lm("llama", 60), tiny_lm("gpt2", 20), SHORT)
-    pair = collector.collect(EXAMPLES[0], random.Random(0))
-    pair.save(tmp_path / "x.safetensors")
-    loaded = Pair.load(tmp_path / "x.safetensors")
-    for name, value in vars(pair).items():
-        other = getattr(loaded, name)
+    reference, target = tiny_lm("llama", 60), tiny_lm("gpt2", 20)
+    collector = PairCollector(reference, target, SHORT, readings=tmp_path)
+    loaded = collector.collect(EXAMPLES[0]).load()
+    kv, spans = collector.source(collector.trim(EXAMPLES[0].text))
+    assert torch.equal(loaded.source, flatten(kv).bfloat16())
+    ids, alignment = align_texts(spans, target, collector.trim(EXAMPLES[0].text))
+    assert (loaded.ids.tolist(), loaded.alignment.tolist()) == (ids, alignment)
+    again = collector.collect(EXAMPLES[0]).load()
+    for name, value in vars(loaded).items():
+        other = getattr(again, name)
         parts = [(value, other)]
         if isinstance(value, KV):
             parts = [(value.keys, other.keys), (value.values, other.values)]
         assert all(torch.equal(a, b) for a, b in parts)
-    assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"]
+    found = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {path.suffix for path in found} == {".safetensors"}
+
+
+def test_three_models_read_a_passage_twice_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once as reference and once as target, for all six directions."""
+    lms = [tiny_lm("llama", 60), tiny_lm("gemma3_text", 20), tiny_lm("qwen2", 40)]
+    text, calls = EXAMPLES[0], list[str]()
+    for name in ("source", "reading"):
+        method = getattr(PairCollector, name)
+
+        def noting(self: PairCollector, *given: Any, _name: str = name, _call: Any = method) -> Any:
+            lm = self.reference if _name == "source" else self.target
+            calls.append(f"{lm.name} {_name}")
+            return _call(self, *given)
+
+        monkeypatch.setattr(PairCollector, name, noting)
+    for reference, target in permutations(lms, 2):
+        PairCollector(reference, target, SHORT, readings=tmp_path).collect(text)
+    assert len(calls) == len(set(calls)) == 6
+
+
+def test_what_shapes_a_reading_is_in_its_name(tmp_path: Path) -> None:
+    reference, target = tiny_lm("llama", 60), tiny_lm("gpt2", 20)
+    first, text = EXAMPLES[0], EXAMPLES[0].text
+    template = replace(SHORT, suffix=f"{SHORT.suffix} ")
+
+    def files(
+        example: Example = first, template: Template = SHORT, target: LM = target, **more: Any
+    ) -> PairFiles:
+        return PairCollector(reference, target, template, tmp_path, **more).files(example)
+
+    plain = files()
+    others = {
+        "asked": files(Example(text, first.questions[:1])),
+        "template": files(template=template),
+        "queries": files(queries=5),
+        "target": files(target=tiny_lm("gpt2", 20, seed=7)),
+    }
+    assert {other.source for other in others.values()} == {plain.source}
+    assert len({plain.reading, *(other.reading for other in others.values())}) == 5
+    for shorter in (files(max_bytes=20), files(Example(text[:20], first.questions))):
+        assert shorter.source != plain.source and shorter.reading != plain.reading
 
 
 def test_answers_are_where_the_next_token_belongs_to_one() -> None:
     target = tiny_lm("gemma3_text", 20)
     collector = PairCollector(tiny_lm("llama", 60), target, SHORT)
-    pair = collector.collect(EXAMPLES[0], random.Random(0))
+    pair = in_memory(collector, EXAMPLES[0])
     answered = target.tokenizer.decode(pair.suffix_ids[1:][pair.answers[:-1]])
     wanted = {f" {answer}\n" for _, answer in EXAMPLES[0].questions}
     assert set(answered.splitlines(keepends=True)) == wanted
     assert not pair.answers[-1]
 
 
-def test_a_long_passage_is_cut_to_whole_target_tokens() -> None:
+@pytest.mark.parametrize(("text", "kept"), [
+    ("one two three", " one two three"), ("one two three four", " one two three"),
+    ("één twéé drie vier", " één twéé"), ("a" * 40, f" {'a' * 15}"), ("日本語" * 9, " 日本語日本"),
+])  # fmt: skip
+def test_a_long_passage_is_cut_before_a_word(text: str, kept: str) -> None:
     target = tiny_lm("gemma3_text", 20)
-    collector = PairCollector(tiny_lm("llama", 60), target, SHORT, max_tokens=30)
-    text = collector.trim(TEXT)
-    assert f" {TEXT}".startswith(text)
-    pair = collector.collect(Example(TEXT, ()), random.Random(0))
-    assert len(pair.ids) == len(pair.native) == 30
+    collector = PairCollector(tiny_lm("llama", 60), target, SHORT, max_bytes=15)
+    assert collector.trim(text) == kept
+    pair = in_memory(collector, Example(text, ()))
+    assert len(pair.ids) == len(pair.native)
     assert int(pair.alignment[-1]) == len(pair.source) - 1
 
 
