@@ -168,36 +168,8 @@ class CAGRetriever(_Surface, _Found, BaseRetriever):
         )
 
 
-class ChatCAG(_Surface, _Asked, BaseChatModel):
-    """Answers the last human message over stored passages.
-
-    Earlier messages are not part of the prompt. The passages are those of the documents given as
-    ``documents``, else those whose ids the message carries (see `passages_prompt`), else
-    retrieved. Every field but `engine` can also be given with a call or through ``bind``.
-
-    Parameters
-    ----------
-    engine
-        Defaults to one made from the environment on first use.
-    target
-        The model that answers; ``model`` is another name for it.
-    mode
-        ``translated``, ``direct`` or ``own``.
-    k
-        How many passages to retrieve.
-    refresh
-        Share of the passages that the target reads itself, as in `CAG.ask`.
-    max_tokens, temperature, top_p, seed
-        As in `cag.lm.decode.Generation`.
-    stop
-        Strings that end the answer, beside those of the template.
-
-    Examples
-    --------
-    >>> ChatCAG(mode="direct").invoke("What is a passage?").text
-    """
-
-    model_config = ConfigDict(arbitrary_types_allowed=True, extra="ignore")
+class _Answering(_Surface, _Asked):
+    """What both models share: how they answer, and what their answers depend on."""
 
     stop: list[str] | None = None
 
@@ -229,14 +201,46 @@ class ChatCAG(_Surface, _Asked, BaseChatModel):
             "store_changed": _stamp(store / "vectors" / "vectors.json"),
         }
 
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        kwargs.setdefault("model", kwargs.get("target") or self.target or self.settings.target)
-        return super()._get_ls_params(stop=self.stop if stop is None else stop, **kwargs)
-
     def get_token_ids(self, text: str) -> list[int]:
         """The target's token ids of a text."""
         with _cag_errors():
             return self.cag.models.lm(self.target or self.settings.target).encode(text)
+
+
+class ChatCAG(_Answering, BaseChatModel):
+    """Answers the last human message over stored passages.
+
+    Earlier messages are not part of the prompt. The passages are those of the documents given as
+    ``documents``, else those whose ids the message carries (see `passages_prompt`), else
+    retrieved. Every field but `engine` can also be given with a call or through ``bind``.
+
+    Parameters
+    ----------
+    engine
+        Defaults to one made from the environment on first use.
+    target
+        The model that answers; ``model`` is another name for it.
+    mode
+        ``translated``, ``direct`` or ``own``.
+    k
+        How many passages to retrieve.
+    refresh
+        Share of the passages that the target reads itself, as in `CAG.ask`.
+    max_tokens, temperature, top_p, seed
+        As in `cag.lm.decode.Generation`.
+    stop
+        Strings that end the answer, beside those of the template.
+
+    Examples
+    --------
+    >>> ChatCAG(mode="direct").invoke("What is a passage?").text
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="ignore")
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        kwargs.setdefault("model", kwargs.get("target") or self.target or self.settings.target)
+        return super()._get_ls_params(stop=self.stop if stop is None else stop, **kwargs)
 
     def _generate(
         self,
@@ -309,7 +313,7 @@ class ChatCAG(_Surface, _Asked, BaseChatModel):
         return sources
 
 
-class CAGLLM(_Surface, _Asked, LLM):
+class CAGLLM(_Answering, LLM):
     """`ChatCAG` as a plain text model: the prompt is the question, the answer a string.
 
     Examples
@@ -319,24 +323,10 @@ class CAGLLM(_Surface, _Asked, LLM):
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="ignore")
 
-    stop: list[str] | None = None
-
-    @property
-    def _llm_type(self) -> str:
-        return "cag"
-
     @property
     def _chat(self) -> ChatCAG:
         own = {name: getattr(self, name) for name in _Asked.model_fields}
         return ChatCAG(engine=self.engine, stop=self.stop, **own)
-
-    @property
-    def _identifying_params(self) -> dict[str, Any]:
-        return self._chat._identifying_params
-
-    def get_token_ids(self, text: str) -> list[int]:
-        """The target's token ids of a text."""
-        return self._chat.get_token_ids(text)
 
     def _call(
         self,
