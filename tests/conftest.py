@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -28,6 +29,7 @@ from cag.engine import CAG
 from cag.lm.loading import LM
 from cag.models import Models
 from cag.settings import Settings
+from cag.translate.base import Translator
 
 torch.set_num_threads(1)
 
@@ -177,3 +179,16 @@ def no_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         return connect(self, address)
 
     monkeypatch.setattr(socket.socket, "connect", guarded)
+
+
+def flops_per_token(translator: Translator) -> float:
+    """What one more token costs a translator of all reference layers, counted while it runs."""
+
+    def flops(tokens: int) -> int:
+        source = torch.randn(tokens, translator.config.source_size)
+        anchors = torch.randn(tokens, translator.config.anchor_size)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            translator.expand(translator.compress(source), anchors)
+        return int(counter.get_total_flops())
+
+    return (flops(60) - flops(20)) / 40

@@ -126,18 +126,20 @@ class Translator(nn.Module):
 
     def finish(self, standardised: Tensor) -> tuple[Tensor, Tensor]:
         """Undo the standardisation and restore the key norm: (T, L-1, H, D) each."""
-        both = standardised * self.output_scale + self.output_mean
+        both = torch.addcmul(self.output_mean, standardised, self.output_scale)
         both = both.unflatten(-1, self.config.output_shape)
         keys, values = both.unbind(1)
         return (self._renormalise(keys) if self.config.key_norm else keys), values
 
     def _renormalise(self, keys: Tensor) -> Tensor:
         """Give keys the scale that the target's QK-norm would: its weight times unit RMS."""
-        weight = self.norm_weight[:, None]  # (L-1, 1, D)
-        live = weight.abs() > 1e-2  # some of Gemma's norm weights are exactly zero
-        unit = torch.where(live, keys.float() / torch.where(live, weight, 1.0), 0.0)
-        mean_square = unit.square().sum(-1, keepdim=True) / live.sum(-1, keepdim=True).clamp_min(1)
-        return (weight * unit * torch.rsqrt(mean_square + 1e-6)).to(keys.dtype)
+        live = self.norm_weight.abs() > 1e-2  # some of Gemma's norm weights are exactly zero
+        inverse = torch.where(live, 1 / torch.where(live, self.norm_weight, 1.0), 0.0)
+        unit = keys.float() * inverse[:, None]  # (T, L-1, H, D)
+        count = live.sum(-1).clamp_min(1)[:, None, None]
+        mean_square = torch.linalg.vector_norm(unit, dim=-1, keepdim=True).square() / count
+        factor = torch.rsqrt(mean_square + 1e-6) * live[:, None]
+        return (keys.float() * factor).to(keys.dtype)
 
     def scale_outputs(self, moments: Moments) -> Tensor:
         """One scale per layer and kind, so that large channels keep their weight; (2, outputs)."""

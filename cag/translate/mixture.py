@@ -50,17 +50,22 @@ class Mixture(Ridge):
 
     def _experts(self, normed: Tensor) -> Tensor:
         weights, chosen = self.route(normed)
-        outputs = normed.new_zeros(len(normed), self.expert_out.shape[-1])
-        for expert in range(self.config.experts):
-            rows, slot = (chosen == expert).nonzero(as_tuple=True)
-            if not len(rows):
-                continue
-            inner = F.gelu(normed[rows] @ self.expert_in[expert] + self.expert_bias[expert])
-            weighted = inner * weights[rows, slot, None].to(inner.dtype)
-            outputs = outputs.index_add(
-                0, rows, (weighted @ self.expert_out[expert]).to(outputs.dtype)
-            )
-        return outputs
+        # tokens that chose the same experts go through them together, in one product
+        chosen, within = chosen.sort(dim=-1)
+        groups, group = chosen.unique(dim=0, return_inverse=True)
+        order = group.argsort()
+        sizes = group.bincount().tolist()
+        rows = normed[order].split(sizes)
+        gates = weights.gather(1, within)[order].split(sizes)
+        outputs = [self._together(*each) for each in zip(groups.tolist(), rows, gates, strict=True)]
+        return torch.cat(outputs)[order.argsort()]
+
+    def _together(self, experts: list[int], rows: Tensor, gates: Tensor) -> Tensor:
+        """Tokens (T, width) through the same experts, weighed with gates (T, len(experts))."""
+        into = self.expert_in[experts].transpose(0, 1).flatten(1)
+        inner = F.gelu(rows @ into + self.expert_bias[experts].flatten())
+        gated = inner.unflatten(-1, (len(experts), -1)) * gates[..., None].to(inner.dtype)
+        return gated.flatten(1) @ self.expert_out[experts].flatten(0, 1)
 
     def route(self, normed: Tensor) -> tuple[Tensor, Tensor]:
         """Token-level top-k routing: weights and expert indices, both (T, active)."""

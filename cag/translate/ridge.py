@@ -43,7 +43,10 @@ class Ridge(Translator):
         self.value_up = nn.Parameter(torch.zeros(config.value_rank, outputs))
 
     def compress(self, source: Tensor) -> Tensor:
-        return (self.config.selected(source) - self.source_mean) @ self.project
+        # the mean leaves after the product, where it is small
+        return torch.addmm(
+            -(self.source_mean @ self.project), self.config.selected(source), self.project
+        )
 
     def features(self, latents: Tensor, anchors: Tensor, starts: Sequence[int] = (0,)) -> Tensor:
         """Standardised inputs of the second map, shape (T, 2 * rank + anchor_size)."""
