@@ -222,3 +222,9 @@ NEEDS: dict[str, str] = {
     **{n: "translated" for n in ARMS if n.startswith("refresh_")},
     **dict.fromkeys(("translated", "replay", "wrong_passage"), "translated"),
 }
+
+#: Arms in which the reference plays no part: pairs of one target share them.
+TARGET_ALONE = frozenset(
+    {"native", "replay_plain", "no_context", "text_rag"}
+    | {name for name in ARMS if name.startswith("only_")}
+)

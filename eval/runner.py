@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from cag.models import Models
 from cag.settings import Settings
 from cag.translate.finding import pair_name
 from eval import identity, lines, plots, report
-from eval.arms import ARMS, NEEDS
+from eval.arms import ARMS, NEEDS, TARGET_ALONE
 from eval.data import Question, find_task
 from eval.measure import GENERATION, MeteredBench, native_logits, run_arm
 from eval.routing import routing
@@ -193,31 +192,46 @@ def _bench(
 
 
 def _answer(parts: Sequence[_Part], on_progress: OnProgress, warn: Callable[[str], None]) -> None:
-    """Ask what is missing in the logs."""
-    logs = [read_log(part.log) for part in parts]
-    total = sum(
-        len(part.missing(log.get(question.id, _fresh(question))))
-        for part, log in zip(parts, logs, strict=True)
+    """Ask what is missing in the logs, every question in all pairs of a target together."""
+    logs = {part.log: read_log(part.log) for part in parts}
+    rows = {
+        (part.log, question.id): logs[part.log].get(question.id, _fresh(question))
+        for part in parts
         for question in part.questions
-    )
+    }
+    total = sum(len(p.missing(rows[p.log, q.id])) for p in parts for q in p.questions)
     done = 0
-    for part, log in zip(parts, logs, strict=True):
-        texts = list(dict.fromkeys(question.passages for question in part.questions))
-        part.bench.pool = [passage for passages in texts for passage in passages]
-        stage = f"{part.pair} {part.task}"
-        for question in part.questions:
-            row = log.get(question.id, _fresh(question))
-            missing = part.missing(row)
-            if not missing:
-                continue
-            try:
-                _extend(row, part.bench, question, other_passages(texts, question), missing)
-            except ContextTooLong as error:
-                row["skipped"] = str(error)
-                warn(f"{stage}: question '{question.id}' is left out: {error}")
-            lines.append(part.log, row)
-            done += len(missing)
-            on_progress(stage, done, total)
+    for group in _groups(parts):
+        questions = group[0].questions
+        texts = list(dict.fromkeys(question.passages for question in questions))
+        for part in group:
+            part.bench.pool = [passage for passages in texts for passage in passages]
+        for question in questions:
+            target = _Target([rows[part.log, question.id] for part in group])
+            for part in group:
+                row = rows[part.log, question.id]
+                missing = part.missing(row)
+                if not missing:
+                    continue
+                stage = f"{part.pair} {part.task}"
+                try:
+                    target.extend(
+                        row, part.bench, question, other_passages(texts, question), missing
+                    )
+                except ContextTooLong as error:
+                    row["skipped"] = str(error)
+                    warn(f"{stage}: question '{question.id}' is left out: {error}")
+                lines.append(part.log, row)
+                done += len(missing)
+                on_progress(stage, done, total)
+
+
+def _groups(parts: Sequence[_Part]) -> list[list[_Part]]:
+    """Parts that ask one target the same questions."""
+    groups: dict[tuple[str, str], list[_Part]] = {}
+    for part in parts:
+        groups.setdefault((part.bench.target.name, part.task), []).append(part)
+    return list(groups.values())
 
 
 def _fresh(question: Question) -> Row:
@@ -229,24 +243,47 @@ def _fresh(question: Question) -> Row:
     }
 
 
-def _extend(
-    row: Row, bench: MeteredBench, question: Question, other: Sequence[str], arms: Sequence[str]
-) -> None:
-    """Let arms answer; native's first logits are computed anew if only its row is there."""
-    heard: dict[str, Tensor] = {}
+class _Target:
+    """What one target answers to one question, whichever reference it is paired with.
 
-    @functools.cache
-    def native() -> Tensor | None:
-        if "native" in heard:
-            return heard["native"]
-        return native_logits(bench, question) if "native" in row["arms"] else None
+    Parameters
+    ----------
+    rows
+        What the logs of its pairs hold already.
+    """
 
-    for arm in arms:
-        wanted = None if arm in ("native", "reference") else native()
-        found, logits = run_arm(bench, arm, question, other, wanted)
-        if arm == "native":
-            heard["native"], found["first"] = logits, 0.0
-        row["arms"][arm] = found
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._known = {
+            arm: found for row in rows for arm, found in row["arms"].items() if arm in TARGET_ALONE
+        }
+        self._native: Tensor | None = None
+
+    def extend(
+        self,
+        row: Row,
+        bench: MeteredBench,
+        question: Question,
+        other: Sequence[str],
+        arms: Sequence[str],
+    ) -> None:
+        """Let arms answer; those of the target alone answer once."""
+        for arm in arms:
+            if arm in self._known:
+                row["arms"][arm] = {**self._known[arm], "seconds": 0.0}
+                continue
+            wanted = None if arm in ("native", "reference") else self._logits(row, bench, question)
+            found, logits = run_arm(bench, arm, question, other, wanted)
+            if arm == "native":
+                self._native, found["first"] = logits, 0.0
+            if arm in TARGET_ALONE:
+                self._known[arm] = found
+            row["arms"][arm] = found
+
+    def _logits(self, row: Row, bench: MeteredBench, question: Question) -> Tensor | None:
+        """Native logits of the first token, computed anew if only native's row is there."""
+        if self._native is None and "native" in row["arms"]:
+            self._native = native_logits(bench, question)
+        return self._native
 
 
 def other_passages(texts: Sequence[tuple[str, ...]], question: Question) -> tuple[str, ...]:

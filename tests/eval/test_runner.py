@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import FAMILIES, tiny_lm, tiny_models
+from conftest import FAMILIES, TEXT, tiny_lm, tiny_models
 from typer.testing import CliRunner
 
 from cag import cli
@@ -23,7 +24,7 @@ from cag.models import Models
 from cag.settings import Settings
 from cag.translate import TRANSLATORS, Translator, TranslatorConfig
 from eval import flops, measure, runner
-from eval.arms import ARMS, NEEDS, Bench
+from eval.arms import ARMS, NEEDS, TARGET_ALONE, Bench
 from eval.cli import eval_app
 from eval.data import TASKS, Question, Task
 from eval.identity import OtherRun, differences
@@ -314,6 +315,34 @@ def test_arms_tasks_and_translators_can_be_added(
     written = json.loads((tmp_path / "run/config.json").read_text())
     assert set(written["pairs"]["ref--tgt"]["translators"]) == {"ridge", "translated"}
     assert len(written["sessions"]) == 3
+
+
+def test_a_target_answers_once_for_all_its_pairs(
+    tmp_path: Path, settings: Settings, loaded: Models, bench: MeteredBench, asked: Asked
+) -> None:
+    other = replace(loaded.lm("ref"), name="other")
+    loaded.add(other)
+    bench.translators["translated"].save(settings.home / "translators" / "other--tgt")
+    pairs = (("ref", "tgt"), ("other", "tgt"))
+    run(config(tmp_path, "native,no_context"), loaded, settings)
+    asked.clear()
+    metrics = run(
+        config(tmp_path, "native,translated,no_context,only_50", pairs=pairs), loaded, settings
+    )
+    assert Counter(arm for arm, _ in asked) == {"translated": 10, "only_50": 5}
+    rows = [read_log(tmp_path / f"run/{name}/free.jsonl") for name in ("ref--tgt", "other--tgt")]
+    for question, first in rows[0].items():
+        for arm, found in rows[1][question]["arms"].items():
+            same = {**first["arms"][arm], "seconds": found["seconds"], "ms": found["ms"]}
+            assert same == found
+    assert set(metrics["pairs"]) == {"ref--tgt", "other--tgt"}
+
+
+def test_arms_of_the_target_alone_do_not_ask_the_reference(bench: MeteredBench) -> None:
+    nobody = MeteredBench(None, bench.target, {}, pool=[TEXT])  # type: ignore[arg-type]
+    for arm in TARGET_ALONE:
+        lm, context = ARMS[arm](nobody, FREE[0], ())
+        assert lm is bench.target and len(context.canonical(0, context.length)) == context.length
 
 
 def test_the_config_says_what_was_run(
