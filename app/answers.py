@@ -89,11 +89,12 @@ def _card(answer: Answer) -> None:
     caption(answer.path)
     st.text(answer.answer or "(no answer)")
     times, tokens = answer.timings, answer.tokens
+    read = f" ({tokens.refreshed:,} of them read over their translation)" * bool(tokens.refreshed)
     st.caption(
         f"first token {shared.milliseconds(times.first_token)} · "
         f"total {shared.milliseconds(times.total)} · {times.tokens_per_second:.0f} tokens/s · "
         f"{tokens.target_forward:,g} tokens through the layers",
-        help=f"The prompt has {tokens.prefix:,} tokens before, {tokens.passage:,} in and "
+        help=f"The prompt has {tokens.prefix:,} tokens before, {tokens.passage:,} in{read} and "
         f"{tokens.suffix:,} after the passages; {tokens.generated:,} were generated.",
     )
     if answer.reason:

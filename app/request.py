@@ -27,6 +27,8 @@ class Request:
         Passages that are retrieved.
     tokens
         Longest answer, in tokens.
+    refresh
+        Percent of the passages' tokens that the target reads over their translation.
     """
 
     question: str
@@ -34,6 +36,7 @@ class Request:
     paths: tuple[str, ...]
     k: int
     tokens: int
+    refresh: int = 0
 
     @classmethod
     def from_query(
@@ -58,6 +61,7 @@ class Request:
             paths=paths or ("translated", "direct"),
             k=_number(_last(query, "k"), settings.k, MOST_PASSAGES),
             tokens=_number(_last(query, "tokens"), settings.max_tokens, MOST_TOKENS),
+            refresh=_number(_last(query, "refresh"), round(100 * settings.refresh), 100, least=0),
         )
 
     def to_query(self) -> dict[str, str | list[str]]:
@@ -68,6 +72,7 @@ class Request:
             "path": list(self.paths),
             "k": str(self.k),
             "tokens": str(self.tokens),
+            "refresh": str(self.refresh),
         }
 
 
@@ -75,6 +80,6 @@ def _last(query: Mapping[str, Sequence[str]], name: str) -> str:
     return next(iter(reversed(query.get(name, ()))), "").strip()
 
 
-def _number(text: str, default: int, most: int) -> int:
-    """A number from 1 to `most`."""
-    return min(most, max(1, int(text) if text.isascii() and text.isdecimal() else default))
+def _number(text: str, default: int, most: int, least: int = 1) -> int:
+    """A number from `least` to `most`."""
+    return min(most, max(least, int(text) if text.isascii() and text.isdecimal() else default))

@@ -130,7 +130,7 @@ def _form(cag: CAG, offered: Sequence[str], request: Request) -> Request | None:
             help="*Translated*: from the translated caches of what the reference has read. "
             "*Direct*: the target reads the text. *Own caches*: the target has read it before.",
         )
-        k, tokens = _limits()
+        k, tokens, refresh = _limits()
     if not pressed and not st.session_state.pop("pressed", False):
         return None
     chosen = Request(
@@ -139,22 +139,28 @@ def _form(cag: CAG, offered: Sequence[str], request: Request) -> Request | None:
         tuple(mode for mode in MODES if mode in paths),
         k,
         tokens,
+        refresh,
     )
     st.session_state["filled"] = st.session_state["request"] = chosen
     st.query_params.from_dict(chosen.to_query())
     return chosen
 
 
-def _limits() -> tuple[int, int]:
+def _limits() -> tuple[int, int, int]:
     with st.expander("Settings"):
-        left, right = st.columns(2)
+        left, middle, right = st.columns(3)
         k = left.number_input(
             "Passages", 1, MOST_PASSAGES, key="k", help="How many are found for the question."
         )
-        tokens = right.number_input(
+        tokens = middle.number_input(
             "Longest answer", 1, MOST_TOKENS, key="tokens", help="In tokens of the target."
         )
-    return int(k), int(tokens)
+        refresh = right.slider(
+            "Refresh", 0, 100, step=5, format="%d %%", key="refresh",
+            help="How much of the passages the target reads itself over their translation: the "
+            "sentences closest to the question.",
+        )  # fmt: skip
+    return int(k), int(tokens), int(refresh)
 
 
 def _fill(request: Request) -> None:
@@ -165,6 +171,7 @@ def _fill(request: Request) -> None:
     state["filled"] = request
     state["question"], state["k"], state["tokens"] = request.question, request.k, request.tokens
     state["targets"], state["paths"] = list(request.targets), list(request.paths)
+    state["refresh"] = request.refresh
 
 
 # -- answering -----------------------------------------------------------------------------------
@@ -227,6 +234,7 @@ def _ask(
                 request.question,
                 target=target,
                 mode=path,
+                refresh=request.refresh / 100,
                 sources=sources,
                 generation=generation,
             )

@@ -128,10 +128,12 @@ def test_a_link_reproduces_question_settings_and_answers(filled: CAG) -> None:
     app = opened()
     app.number_input(key="k").set_value(1)
     app.number_input(key="tokens").set_value(3)
+    app.slider(key="refresh").set_value(50)
     asked(app, paths=["translated"])
     query = dict(app.query_params)
     assert query == {
         "q": QUESTION, "target": "tgt", "path": "translated", "k": "1", "tokens": "3",
+        "refresh": "50",
     }  # fmt: skip
     again = opened(**query)
     assert sound(again)
@@ -140,15 +142,17 @@ def test_a_link_reproduces_question_settings_and_answers(filled: CAG) -> None:
     one, other = (a.session_state["result"].answers for a in (app, again))
     assert [(a.path, a.answer) for a in one] == [(a.path, a.answer) for a in other]
     assert one[0].tokens.generated <= 3
+    assert one[0].tokens.refreshed == round(one[0].tokens.passage / 2)
 
 
 def test_a_link_that_makes_no_sense_gives_the_defaults(filled: CAG) -> None:
-    app = opened(target="nobody", path="sideways", k="-1", tokens="many")
+    app = opened(target="nobody", path="sideways", k="-1", tokens="many", refresh="all")
     assert sound(app)
     assert app.multiselect(key="targets").value == ["tgt"]
     assert app.button_group(key="paths").value == ["translated", "direct"]
     assert app.number_input(key="k").value == filled.settings.k
     assert app.number_input(key="tokens").value == filled.settings.max_tokens
+    assert app.slider(key="refresh").value == 0
 
 
 def test_going_back_asks_what_the_address_says(filled: CAG) -> None:

@@ -13,7 +13,7 @@ from cag.engine import MODES
 from cag.settings import Settings
 
 OFFERED = ["a", "b", "c"]
-SETTINGS = Settings(k=2, max_tokens=9)
+SETTINGS = Settings(k=2, max_tokens=9, refresh=0.3)
 
 
 @given(
@@ -22,9 +22,10 @@ SETTINGS = Settings(k=2, max_tokens=9)
     paths=st.sets(st.sampled_from(MODES), min_size=1),
     k=st.integers(1, MOST_PASSAGES),
     tokens=st.integers(1, MOST_TOKENS),
+    refresh=st.integers(0, 100),
 )
 def test_an_address_says_everything(
-    question: str, targets: set[str], paths: set[str], k: int, tokens: int
+    question: str, targets: set[str], paths: set[str], k: int, tokens: int, refresh: int
 ) -> None:
     request = Request(
         question,
@@ -32,6 +33,7 @@ def test_an_address_says_everything(
         tuple(mode for mode in MODES if mode in paths),
         k,
         tokens,
+        refresh,
     )
     query = {n: v if isinstance(v, list) else [v] for n, v in request.to_query().items()}
     assert Request.from_query(query, SETTINGS, OFFERED) == request
@@ -46,5 +48,5 @@ def test_numbers_are_kept_in_bounds(number: str, k: int) -> None:
 
 
 def test_an_empty_address_gives_the_defaults() -> None:
-    expected = Request("", ("a",), ("translated", "direct"), 2, 9)
+    expected = Request("", ("a",), ("translated", "direct"), 2, 9, 30)
     assert Request.from_query({}, SETTINGS, OFFERED) == expected
