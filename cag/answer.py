@@ -20,9 +20,10 @@ class Timings:
     retrieve, load, align, translate
         Finding passages; reading their caches; aligning tokens; translating and rotating.
     prefill
-        The target reading prefix, suffix, and on the direct path the passages.
+        The target reading the suffix, and on the direct path the passages.
     first_token
-        From the question to the first token, everything included.
+        From the question to the first token; without `retrieve` where the passages were given,
+        or found once for both paths (`CAG.compare`).
     total
         To the end of the answer.
     tokens_per_second

@@ -55,7 +55,7 @@ def main() -> None:
 
     try:
         app()
-    except (CagError, StoreError) as error:
+    except (CagError, StoreError, OSError) as error:
         if _debug:
             raise
         typer.echo(f"cag: {error}", err=True)
@@ -243,7 +243,9 @@ def train(
         from cag.translate.finding import describe, refusal
 
         described = describe(folder)
-        show.translator(described, refusal(described, settings.min_retention))
+        place = settings.home / "translators"
+        elsewhere = "" if folder.parent == place else f"it does not lie in {place}"
+        show.translator(described, refusal(described, settings.min_retention) or elsewhere)
         typer.echo(f"translator written to {folder}")
 
 

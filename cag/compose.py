@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -80,11 +80,21 @@ def translate_passages(
 
 @torch.inference_mode()
 def reuse_own(
-    target: LM, context: Context, prompt: Prompt, store: CacheStore, timings: Timings
+    target: LM,
+    context: Context,
+    prompt: Prompt,
+    store: CacheStore,
+    timings: Timings,
+    on_stored: Callable[[int, str], None] = lambda count, key: None,
 ) -> list[str]:
     """The own path: the target's stored caches, each made behind exactly what precedes it.
 
     A passage that is not stored yet is read natively and stored.
+
+    Parameters
+    ----------
+    on_stored
+        Called with each new cache's key, and with how many passages it has seen.
 
     Returns
     -------
@@ -92,7 +102,7 @@ def reuse_own(
         Why passages had to be read, one reason each.
     """
     before, missed = list(prompt.prefix), []
-    for ids in prompt.passages:
+    for count, ids in enumerate(prompt.passages, start=1):
         identity = own_identity(target, before, ids)
         try:
             with timed(timings, "load"):
@@ -104,7 +114,8 @@ def reuse_own(
             with timed(timings, "prefill"):
                 context.run(torch.tensor([ids], device=target.device), logits=None)
             kv = context.canonical(start, context.length)
-            store.put(identity, {"keys": kv.keys, "values": kv.values}, tokens=len(ids))
+            key = store.put(identity, {"keys": kv.keys, "values": kv.values}, tokens=len(ids))
+            on_stored(count, key)
         before += ids
     return missed
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cag.answer import Answer, Comparison, Timings, Tokens
 from cag.compose import read_natively, read_prefix, reuse_own, timed, translate_passages
-from cag.errors import CagError, ContextTooLong, EmptyQuestion, EmptyStore, TranslatorError
+from cag.errors import (
+    CagError,
+    ContextTooLong,
+    EmptyQuestion,
+    EmptyStore,
+    TranslatorError,
+)
 from cag.ingest import Ingestor, IngestReport, Progress, reference_identity, store_passages
 from cag.library import Library, Passage
 from cag.lm.cache import KV, Context
@@ -23,7 +29,7 @@ from cag.models import Models
 from cag.retrieval import Retriever, Source
 from cag.settings import Settings
 from cag.translate import Translator
-from store import CacheMiss, CacheStore, WriteLock
+from store import CacheMiss, CacheStore, StoreError, WriteLock
 
 MODES = ("translated", "direct", "own")
 
@@ -117,26 +123,48 @@ class CAG:
         store.StoreLocked
             If another process is ingesting.
         """
+        with self._ingestor(on_progress) as ingestor:
+            return ingestor.run([Path(path) for path in paths], prune=prune)
+
+    def ingest_texts(
+        self,
+        texts: Mapping[str, str],
+        *,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+    ) -> IngestReport:
+        """Like `ingest`, of texts that are no files on this machine.
+
+        Parameters
+        ----------
+        texts
+            By name, for example an address. A text that is given again under its name replaces
+            what was read before; headings are those of Markdown.
+        """
+        with self._ingestor(on_progress) as ingestor:
+            return ingestor.run_texts(texts)
+
+    @contextlib.contextmanager
+    def _ingestor(self, on_progress: Callable[[Progress], None]) -> Iterator[Ingestor]:
         with WriteLock(self.folder):
             self.retriever.refresh()
-            ingestor = Ingestor(
+            yield Ingestor(
                 self.library,
                 self.retriever,
                 lambda: self.models.lm(self.settings.reference),
                 self.settings,
                 on_progress,
             )
-            return ingestor.run([Path(path) for path in paths], prune=prune)
 
     def remove(self, document: str) -> int:
-        """Forget a document; returns how many passages it had.
+        """Forget a document and all its caches; returns how many passages it had.
 
         Raises
         ------
         CagError
             If no such document was ingested.
         """
-        path = str(Path(document).resolve())
+        known = self.library.document(document) is not None
+        path = document if known else str(Path(document).resolve())
         if self.library.document(path) is None:
             raise CagError(f"'{document}' is not in the store; `cag store list` shows what is")
         with WriteLock(self.folder):
@@ -251,12 +279,16 @@ class CAG:
         self, question: str, *, target: str | None = None, k: int | None = None
     ) -> Comparison:
         """Answer on both paths over the same passages."""
-        sources = self.retrieve(question, k)
-        translated, direct = (
+        found = Timings()
+        with timed(found, "retrieve"):
+            sources = self.retrieve(question, k)
+        answers = [
             self.ask(question, target=target, mode=mode, sources=sources)
             for mode in ("translated", "direct")
-        )
-        return Comparison(translated, direct)
+        ]
+        for answer in answers:  # found once for both, and in neither's time to the first token
+            answer.timings.retrieve = found.retrieve
+        return Comparison(*answers)
 
     # -- inside ----------------------------------------------------------------------------
 
@@ -301,7 +333,11 @@ class CAG:
     ) -> None:
         """Put the passages behind the prefix, on the path that `answer.path` names."""
         if answer.path == "own":
-            missed = reuse_own(lm, context, prompt, self.store, answer.timings)
+            ids = [source.passage.id for source in answer.sources]
+            missed = reuse_own(
+                lm, context, prompt, self.store, answer.timings,
+                on_stored=lambda count, key: self.library.note_own(ids[:count], key),
+            )  # fmt: skip
             if missed:
                 answer.reason = f"{len(missed)} passages were read and stored first ({missed[0]})"
             return
@@ -309,10 +345,11 @@ class CAG:
             passages = [source.passage for source in answer.sources]
             try:
                 translator = self._translator(lm, answer, passages)
-            except TranslatorError as error:
+                caches = self._load(passages, answer)
+            except (CagError, StoreError) as error:
                 answer.path, answer.reason = "fallback", str(error)
             else:
-                caches, timings = self._load(passages, answer), answer.timings
+                timings = answer.timings
                 translate_passages(
                     lm, context, translator, prompt, passages, caches, timings, refresh
                 )

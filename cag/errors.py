@@ -51,6 +51,10 @@ class UnreadableDocument(CagError):
     """A file that no loader can turn into text."""
 
 
+class NothingToRead(UnreadableDocument):
+    """A file without text, or with the text of another: what was read of it before is outdated."""
+
+
 class Busy(CagError):
     """Another process holds the store for writing."""
 

@@ -6,16 +6,17 @@ at worst caches without a row; the next run finds them and goes on.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cag import documents
-from cag.errors import IngestError, UnreadableDocument
+from cag.errors import IngestError, NothingToRead, UnreadableDocument
 from cag.library import Library, Passage, passage_id
 from cag.lm.loading import LM
 from cag.lm.prefill import prefill
@@ -37,7 +38,10 @@ class IngestReport:
     added, changed, unchanged, removed
         Paths of documents.
     skipped
-        (path, reason) of files that could not be ingested.
+        (path, reason) of files that could not be ingested. What was read of them before is kept,
+        unless they hold nothing to read any more.
+    evicted
+        Caches that had to leave the store for new ones, because it is full.
     passages, tokens
         Passages prefilled, and their reference tokens.
     seconds
@@ -49,6 +53,7 @@ class IngestReport:
     unchanged: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
+    evicted: int = 0
     passages: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -84,7 +89,7 @@ class _Pending:
 
 
 class Ingestor:
-    """Ingests files into one store with one reference model.
+    """Ingests documents into one store with one reference model.
 
     Parameters
     ----------
@@ -111,6 +116,8 @@ class Ingestor:
         self._on_progress = on_progress
         self.report = IngestReport()
         self._pending: list[_Pending] = []
+        self._seen: dict[str, str] = {}
+        self._evicted = library.store.evictions
         self._done = self._total = 0
         self._started = time.perf_counter()
 
@@ -129,42 +136,66 @@ class Ingestor:
                 "give a folder or file with Markdown, text, HTML, PDF, DOCX or source code"
             )
         self._total = sum(file.stat().st_size for file in files)
-        seen: dict[str, str] = {}
         for file in files:
-            self._take(file, seen)
-            if sum(len(p.passages) for p in self._pending) >= _GROUP:
-                self._flush()
+            path = str(file.resolve())
+            self._take(path, file.read_bytes, functools.partial(documents.parse, path))
         self._flush()
         if prune:
             self._prune(paths, {str(file.resolve()) for file in files})
-        self.report.seconds = time.perf_counter() - self._started
-        return self.report
+        return self._finished()
 
-    def _take(self, file: Path, seen: dict[str, str]) -> None:
-        path, size = str(file.resolve()), 0
+    def run_texts(self, texts: Mapping[str, str]) -> IngestReport:
+        """Ingest texts by name; a name stands where a file has its path."""
+        self._total = sum(len(text.encode()) for text in texts.values())
+        for name, text in texts.items():
+            self._take(name, text.encode, functools.partial(documents.parse, name, suffix=".md"))
+        self._flush()
+        return self._finished()
+
+    def _take(
+        self,
+        path: str,
+        read: Callable[[], bytes],
+        load: Callable[[bytes], documents.Document],
+    ) -> None:
+        """One document, if there is anything new in it."""
+        known, size = None, 0
         try:
             path.encode()
-            data = file.read_bytes()
+            known = self._library.document(path)
+            data = read()
             size = len(data)
             digest = hashlib.sha256(data).hexdigest()
-            if digest in seen:
-                raise UnreadableDocument(f"same content as {seen[digest]}")
-            seen[digest] = path
-            known = self._library.document(path)
+            if digest in self._seen:
+                raise NothingToRead(f"same content as {self._seen[digest]}")
+            self._seen[digest] = path
             if known and known["sha256"] == digest and self._intact(known):
                 self.report.unchanged.append(path)
                 self._advance(path, size)
                 return
-            document = documents.load(file)
-            self._pending.append(self._prepare(path, document, size, fresh=known is None))
+            self._pending.append(self._prepare(path, load(data), size, fresh=known is None))
         except UnicodeEncodeError:
             path = path.encode(errors="replace").decode()
             self.report.skipped.append((path, "its name is not UTF-8; rename it"))
             self._advance(path, size)
         except (OSError, UnreadableDocument) as error:
+            if known and isinstance(error, NothingToRead):
+                self._forget(path)
+                self._retriever.save()
             reason = error.strerror if isinstance(error, OSError) else str(error)
             self.report.skipped.append((path, reason or "cannot be read"))
             self._advance(path, size)
+        if sum(len(p.passages) for p in self._pending) >= _GROUP:
+            self._flush()
+
+    def _forget(self, path: str) -> None:
+        self._retriever.remove(self._library.remove(path))
+        self.report.removed.append(path)
+
+    def _finished(self) -> IngestReport:
+        self.report.evicted = self._library.store.evictions - self._evicted
+        self.report.seconds = time.perf_counter() - self._started
+        return self.report
 
     def _intact(self, row: dict[str, Any]) -> bool:
         """Whether every passage has its cache, made with today's settings."""
@@ -250,8 +281,7 @@ class Ingestor:
         for path in self._library.documents():
             under = any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)
             if under and path not in kept:
-                self._retriever.remove(self._library.remove(path))
-                self.report.removed.append(path)
+                self._forget(path)
         self._retriever.save()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -106,6 +107,15 @@ class _Surface(BaseModel):
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="ignore")
 
     engine: CAG | None = Field(default=None, exclude=True, repr=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tell_what_is_ignored(cls, values: Any) -> Any:
+        """Constructors take what other classes of LangChain take, but not in silence."""
+        known = {*cls.model_fields, "model"}
+        if isinstance(values, dict) and (unknown := sorted(values.keys() - known)):
+            warnings.warn(f"{cls.__name__} ignores {', '.join(unknown)}", stacklevel=2)
+        return values
 
     @property
     def settings(self) -> Settings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,7 @@ class Library:
         self.store = store
         self._documents = store.catalog.table("documents")
         self._passages = store.catalog.table("passages")
+        self._own = store.catalog.table("own")
         self._files = private_folder(store.folder / "documents")
         if not len(self._documents):
             self._rebuild()
@@ -115,9 +116,16 @@ class Library:
         self._drop_caches(before)
         return list(before)
 
+    def note_own(self, passages: Sequence[str], key: str) -> None:
+        """A target's own cache was stored, which has seen these passages and goes with them."""
+        with self.store.catalog.transaction():
+            for identifier in passages:
+                self._own.set(identifier, sorted({*(self._own.get(identifier) or []), key}))
+
     def live_keys(self) -> set[str]:
         """Keys of all caches that some passage refers to."""
-        return {row["key"] for _, row in self._passages.items()}
+        own = {key for _, keys in self._own.items() for key in keys}
+        return {row["key"] for _, row in self._passages.items()} | own
 
     def _file(self, path: str) -> Path:
         return self._files / f"{hashlib.sha256(path.encode()).hexdigest()[:32]}.json"
@@ -133,6 +141,11 @@ class Library:
 
     def _drop_caches(self, rows: dict[str, dict[str, Any]]) -> None:
         """Delete the caches of these passages that no passage refers to any more."""
+        gone = {i: row for i, row in rows.items() if i not in self._passages}
+        for identifier in gone:
+            for key in self._own.get(identifier) or []:
+                self.store.delete(key)
+            self._own.delete(identifier)
         keys = {row["key"] for row in rows.values()}
         for key in keys - self.live_keys() if keys else keys:
             self.store.delete(key)

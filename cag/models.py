@@ -10,6 +10,7 @@ from cag.lm.pull import resolve
 from cag.retrieval import Embedder
 from cag.settings import Settings
 from cag.translate import Translator, find_translator
+from cag.translate.finding import Version, translator_version
 
 
 class Models:
@@ -20,7 +21,7 @@ class Models:
         self._lock = threading.RLock()
         self._lms: dict[str, LM] = {}
         self._embedder: Embedder | None = None
-        self._translators: dict[tuple[str, str], Translator] = {}
+        self._translators: dict[tuple[str, str], tuple[Version, Translator]] = {}
         self.loads = 0
 
     def add(self, lm: LM) -> None:
@@ -57,11 +58,13 @@ class Models:
         """The translator of a pair, in the dtype that is fast here; None if there is none."""
         with self._lock:
             pair = (reference, target)
-            if pair not in self._translators:
-                device = self.lm(target).device
-                dtype = dtype_named(self._settings.dtype, str(device))
-                found = find_translator(self._settings.home, reference, target, dtype)
-                if found is None:  # not remembered: one may be trained meanwhile
-                    return None
-                self._translators[pair] = found.to(device)
-            return self._translators[pair]
+            version = translator_version(self._settings.home, reference, target)
+            known, translator = self._translators.get(pair, (None, None))
+            if version is None or version == known:  # it may be trained anew while this runs
+                return translator if version else None
+            device = self.lm(target).device
+            dtype = dtype_named(self._settings.dtype, str(device))
+            translator = find_translator(self._settings.home, reference, target, dtype)
+            if translator is not None:
+                self._translators[pair] = version, translator.to(device)
+            return translator

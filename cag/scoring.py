@@ -10,6 +10,11 @@ import torch
 from torch import Tensor
 
 
+def recovered_share(native: float, found: float, none: float) -> float:
+    """Where an NLL stands between no context (0) and native (1); 0 if the text wins nothing."""
+    return (none - found) / (none - native) if none > native else 0.0
+
+
 def first_token_kl(native: Tensor, found: Tensor) -> float:
     """KL(native || found) in nats, from the first token's logits with shape (vocabulary,)."""
     wanted, other = native.float().log_softmax(-1), found.float().log_softmax(-1)

@@ -81,6 +81,12 @@ def ingest_report(report: IngestReport) -> None:
     """What an ingest did, in a few lines."""
     for path, reason in report.skipped:
         _err.print(f"skipped {path}: {reason}", style="yellow")
+    if report.evicted:
+        _err.print(
+            f"the store is full: {report.evicted} caches had to leave for new ones and will be "
+            "read again when they are asked for; raise CAG_MAX_STORE_GB, or set CAG_CODEC=int8",
+            style="yellow",
+        )
     counts = ", ".join(
         f"{len(getattr(report, name))} {name}"
         for name in ("added", "changed", "unchanged", "removed", "skipped")

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from cag.lm.cache import KV
+from cag.scoring import recovered_share
 from cag.translate.base import Translator
 from cag.translate.config import spread
 from cag.translate.moments import Moments
@@ -233,7 +234,7 @@ def _recovered(nlls: Tensor) -> dict[str, Any]:
 
     def share(rows: Sequence[int]) -> float:
         native, found, none = nlls[list(rows)].mean(0).tolist()
-        return (none - found) / ((none - native) or 1e-6)
+        return recovered_share(native, found, none)
 
     everything = range(len(nlls))
     return {

@@ -24,7 +24,7 @@ def read(log: Path) -> Iterator[dict[str, Any]]:
     """All objects in order, none if there is no log; a line that was cut off is passed over."""
     if not log.exists():
         return
-    for line in log.read_text(encoding="utf-8").splitlines():
+    for line in log.read_bytes().decode(errors="replace").split("\n"):
         with contextlib.suppress(ValueError):
             row = json.loads(line)
             if isinstance(row, dict):

@@ -133,7 +133,7 @@ class CacheStore:
             raise ValueError(f"tensors of {tokens} tokens have shape (..., {tokens}, size)")
         identity = self._complete(identity)
         key = cache_key(identity)
-        encoded = self.codec.encode(tensors)
+        encoded = self.codec.encode({name: tensor.cpu() for name, tensor in tensors.items()})
         header: dict[str, Any] = {"identity": identity, "tokens": tokens}
         header["sha256"] = _digest(header, encoded)
         content = save(encoded, {"format": str(FORMAT_VERSION), "cag": json.dumps(header)})
@@ -197,6 +197,11 @@ class CacheStore:
 
     # -- housekeeping ----------------------------------------------------------------------
 
+    @property
+    def evictions(self) -> int:
+        """How many caches ever had to leave for others."""
+        return int(self._counters.get("evictions") or 0)
+
     def stats(self) -> StoreStats:
         """Counts and sizes, from the files themselves."""
         entries = dict(self._caches.items())
@@ -207,7 +212,7 @@ class CacheStore:
             bytes=sum(path.stat().st_size for path in self._cache_files()),
             temporary_bytes=sum(path.stat().st_size for path in self._temporary_files()),
             quarantined=sum(1 for _ in quarantine.iterdir()) if quarantine.exists() else 0,
-            evictions=self._counters.get("evictions") or 0,
+            evictions=self.evictions,
             max_bytes=self.max_bytes,
             codec=self.codec.name,
         )
@@ -312,7 +317,7 @@ class CacheStore:
             if key != keep:
                 self.delete(key)
                 self._total -= entry["bytes"]
-                self._counters.set("evictions", (self._counters.get("evictions") or 0) + 1)
+                self._counters.set("evictions", self.evictions + 1)
 
     def _reconcile(self) -> None:
         """Enter files that the catalog does not know: it was lost, or a writer was killed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -190,7 +191,8 @@ def test_verify_exits_1_if_something_is_wrong(filled: Run, small: CAG) -> None:
 
 def test_gc_keeps_what_documents_need(filled: Run, small: CAG) -> None:
     before = cache_files(small)
-    filled("ask", QUESTION, "--mode", "own", "--k", 1)
+    stray = next((small.folder / "kv").rglob("*.safetensors"))
+    shutil.copy(stray, stray.with_name(f"{stray.name[:2]}{'0' * 62}.safetensors"))
     assert filled("store", "gc", "--json").json["caches"] == 1
     assert cache_files(small) == before
 
@@ -330,3 +332,14 @@ def test_long_names_are_shown_whole(cag: Run, tmp_path: Path) -> None:
     file.write_text("The mill has two wheels.")
     cag("ingest", file)
     assert str(file) in cag("store", "list").out
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(
+    cag: Run, docs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.undo()
+    monkeypatch.setenv("CAG_HOME", str(tmp_path / "file"))
+    done = cag("store", "stats")
+    assert done.code == 2 and len(done.err.splitlines()) == 1
+    assert str(tmp_path / "file") in done.err

@@ -348,6 +348,24 @@ def test_own_equals_direct_for_many_passages_and_stores_each_place_once(asked: C
     assert cache_files(asked) == before
 
 
+def test_own_caches_go_with_every_passage_they_have_seen(asked: CAG, docs: Path) -> None:
+    before = cache_files(asked)
+    tower, harbour = (
+        next(p for p in asked.library.passages() if p.document == str(docs / name))
+        for name in ("tower.txt", "harbour.md")
+    )
+    order = [Source(harbour, 1.0), Source(tower, 1.0)]  # the cache of the second saw the first
+    asked.ask(QUESTION, mode="own", sources=order)
+    asked.ask(QUESTION, mode="own", sources=order[1:])
+    made = set(cache_files(asked)) - set(before)
+    assert len(made) == 3
+    asked.store.gc(asked.library.live_keys())
+    assert set(cache_files(asked)) == made | set(before)
+    asked.remove(str(docs / "harbour.md"))
+    assert len(made & set(cache_files(asked))) == 1
+    assert not asked.ask(QUESTION, mode="own", sources=order[1:]).reason
+
+
 def test_own_survives_a_damaged_cache(asked: CAG) -> None:
     before = set(cache_files(asked))
     first = asked.ask(QUESTION, mode="own", k=1)
@@ -418,14 +436,17 @@ def test_a_damaged_cache_is_read_again(asked: CAG, damage: Callable[[Path], Any]
     same_answer(asked.ask(QUESTION), first, 1e-5)
 
 
-def test_a_damaged_cache_whose_model_is_gone_is_explained(asked: CAG) -> None:
+def test_a_damaged_cache_whose_model_is_gone_falls_back(asked: CAG) -> None:
     source = asked.retrieve(QUESTION, k=1)[0]
     cache_path(asked, source).unlink()
     other = tiny_lm("llama", 60, seed=9)
     other.name = "ref"
     asked.models.add(other)
-    with pytest.raises(CagError, match="run `cag ingest` again"):
-        asked.ask(QUESTION, sources=[source])
+    answer = asked.ask(QUESTION, sources=[source])
+    assert answer.path == "fallback" and "run `cag ingest` again" in answer.reason
+    same_answer(answer, asked.ask(QUESTION, mode="direct", sources=[source]))
+    asked.models._lms.pop("ref")  # its weights are not here, either
+    assert asked.ask(QUESTION, sources=[source]).path == "fallback"
 
 
 # -- fallback ------------------------------------------------------------------------------

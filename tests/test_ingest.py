@@ -226,6 +226,55 @@ def test_a_document_that_becomes_unreadable_keeps_what_was_read(engine: CAG, doc
     assert state(engine) == before
 
 
+@pytest.mark.parametrize("content", ["", " \n", None], ids=["empty", "blank", "a copy"])
+def test_a_document_with_nothing_left_to_read_is_forgotten(
+    engine: CAG, docs: Path, content: str | None
+) -> None:
+    engine.ingest([docs])
+    copied = (docs / "harbour.md").read_text() if content is None else content
+    (docs / "tower.txt").write_text(copied)
+    report = engine.ingest([docs])
+    assert names(report.removed) == names([path for path, _ in report.skipped]) == ["tower.txt"]
+    assert names(engine.library.documents()) == ["harbour.md"]
+    assert {source.passage.title for source in engine.retrieve("bells", k=9)} == {
+        passage.title for passage in engine.library.passages()
+    }
+
+
+def test_a_full_store_says_that_caches_had_to_leave(engine: CAG, docs: Path) -> None:
+    assert engine.ingest([docs]).evicted == 0
+    engine.store.max_bytes = engine.store.stats().bytes
+    (docs / "more.txt").write_text("The ferry leaves at nine. " * 12)
+    report = engine.ingest([docs])
+    assert report.evicted == engine.store.evictions > 0
+
+
+# -- texts ---------------------------------------------------------------------------------
+
+
+def test_texts_are_ingested_by_name(engine: CAG, docs: Path) -> None:
+    engine.ingest([docs])
+    name = "https://example.org/ferry"
+    texts = {
+        name: "# The ferry\n\nIt leaves at nine.",
+        "notes": "The cook is called Ada.",
+        "no": "",
+    }
+    report = engine.ingest_texts(texts)
+    assert report.added == [name, "notes"]
+    assert report.skipped == [("no", "holds no text")]
+    (source,) = engine.retrieve("When does the ferry leave?", k=1)
+    assert (source.passage.document, source.passage.title) == (name, "The ferry")
+    assert engine.ask("When does the ferry leave?", mode="direct", k=1).sources == [source]
+
+    again = engine.ingest_texts({**texts, "notes": "The cook is called Eve."})
+    assert (again.changed, again.unchanged, again.passages) == (["notes"], [name], 1)
+    engine.ingest([docs], prune=True)
+    assert len(engine.library.documents()) == 4
+    assert engine.remove(name) == 1
+    assert not [p for p in engine.library.passages() if p.document == name]
+
+
 def test_a_file_name_that_is_not_utf8_does_not_stop_the_others(engine: CAG, docs: Path) -> None:
     Path(os.fsdecode(bytes(docs) + b"/caf\xe9.txt")).write_text("Coffee is served at eight.")
     report = engine.ingest([docs])

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -523,9 +524,18 @@ def test_the_documented_examples_run(
     environment: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     examples = CODE.findall(DOCS.read_text())
-    assert len(examples) == 2
+    assert len(examples) == 3
     names: dict[str, Any] = {}
     for example in examples:
         exec(compile(example, str(DOCS), "exec"), names)
         assert capsys.readouterr().out.strip()
     assert names["message"].response_metadata["path"] == "fallback"
+
+
+def test_constructors_say_what_they_ignore(filled: CAG) -> None:
+    with pytest.warns(UserWarning, match="ChatCAG ignores api_key, model_name"):
+        ChatCAG(engine=filled, model_name="other", api_key="secret", model="tgt", verbose=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ChatCAG(engine=filled, model="tgt", stop=["."], tags=["a"], k=1, refresh=0.5)
+        CAGRetriever(engine=filled, k=1, score_threshold=0.1, tags=["a"])

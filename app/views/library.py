@@ -133,6 +133,11 @@ def _report(report: IngestReport) -> None:
             f"{counts} · {_count(report.passages, 'passage')} and "
             f"{_count(report.tokens, 'token')} read in {report.seconds:.1f} s"
         )
+    if report.evicted:
+        st.warning(
+            f"The store is full: {_count(report.evicted, 'cache')} had to leave for new ones, and "
+            "will be read again when asked for. Raise `CAG_MAX_STORE_GB`, or set `CAG_CODEC=int8`."
+        )
     for path, reason in report.skipped[:SHOWN]:
         st.warning(f"Skipped {shared.code(Path(path).name)}: {shared.literal(reason)}")
     if len(report.skipped) > SHOWN:

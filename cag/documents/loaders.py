@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cag.errors import IngestError, UnreadableDocument
+from cag.errors import IngestError, NothingToRead, UnreadableDocument
 
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "venv", "site-packages", "dist", "build"}
 _BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
@@ -84,8 +84,28 @@ def load(path: Path) -> Document:
     OSError
         If the file cannot be opened.
     """
-    data = path.read_bytes()
-    kind, loader = LOADERS.get(path.suffix.lower(), ("text", _text))
+    return parse(str(path.absolute()), path.read_bytes())
+
+
+def parse(path: str, data: bytes, suffix: str | None = None) -> Document:
+    """Make a document of a file's bytes.
+
+    Parameters
+    ----------
+    path
+        Names the document.
+    data
+        Its bytes.
+    suffix
+        Decides how they are read; default the path's.
+
+    Raises
+    ------
+    UnreadableDocument
+        With the reason in one line, whatever the parser raised.
+    """
+    suffix = Path(path).suffix if suffix is None else suffix
+    kind, loader = LOADERS.get(suffix.lower(), ("text", _text))
     try:
         title, text = loader(data)
     except UnreadableDocument:
@@ -95,10 +115,10 @@ def load(path: Path) -> Document:
         raise UnreadableDocument(f"broken {kind} file: {reason}") from error
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if not text.strip():
-        raise UnreadableDocument("holds no text")
+        raise NothingToRead("holds no text")
     return Document(
-        path=str(path.absolute()),
-        title=title.strip() or path.name,
+        path=path,
+        title=title.strip() or Path(path).name or path,
         text=text,
         kind=kind,
         sha256=hashlib.sha256(data).hexdigest(),

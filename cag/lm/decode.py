@@ -82,7 +82,9 @@ def decode(
     """
     started = time.perf_counter()
     generator = torch.Generator()
-    if generation.seed is not None:
+    if generation.seed is None:
+        generator.seed()  # a fresh generator is always the same one
+    else:
         generator.manual_seed(generation.seed)
     text = _Text(lm, generation.stop)
     enders = _end_ids(lm)

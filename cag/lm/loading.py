@@ -91,10 +91,10 @@ def load_lm(
     MissingWeights
         If the folder holds no readable model.
     BadSetting
-        If the dtype is unknown.
+        If the dtype is unknown, or the device is not there.
     """
     folder = Path(folder)
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    device = device_named(device)
     torch_dtype = dtype_named(dtype, device)
     try:
         with quiet_transformers():
@@ -112,6 +112,23 @@ def load_lm(
             "a fast tokenizer (tokenizer.json) is needed"
         )
     return LM(name or folder.name, model.to(device), tokenizer)
+
+
+def device_named(name: str) -> str:
+    """The device of that name; ``"auto"`` takes CUDA where there is one.
+
+    Raises
+    ------
+    BadSetting
+        If there is no such device here.
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise BadSetting(f"device '{name}' does not work here; use auto, cpu or cuda") from error
+    return name
 
 
 def dtype_named(name: str, device: str) -> torch.dtype:

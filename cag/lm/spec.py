@@ -69,10 +69,15 @@ class KVSpec:
         Raises
         ------
         UnsupportedModel
-            If the architecture is not one of `FAMILIES`, or its rotary scaling depends on
-            the sequence length.
+            If the architecture is not one of `FAMILIES`, is multimodal, or its rotary scaling
+            depends on the sequence length.
         """
-        config = config.get_text_config(decoder=True)
+        text = config.get_text_config(decoder=True)
+        if text is not config:
+            raise UnsupportedModel(
+                f"'{config.model_type}' reads more than text; use a text-only checkpoint of "
+                f"the family '{text.model_type}'"
+            )
         family = config.model_type
         if family not in FAMILIES:
             raise UnsupportedModel(

@@ -9,15 +9,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from cag.errors import IngestError
+from cag.errors import IngestError, TranslatorError
+from cag.lm.loading import dtype_named
 from cag.lm.prompt import DEFAULT_TEMPLATE
 from cag.models import Models
 from cag.settings import Settings
-from cag.translate.base import load_translator, save_description
+from cag.translate.base import (
+    load_translator,
+    parse_description,
+    read_description,
+    save_description,
+)
 from cag.translate.calibration import calibrate
 from cag.translate.config import spread
 from cag.translate.examples import Example, read_examples
-from cag.translate.finding import pair_name
+from cag.translate.finding import own_copy, pair_name
 from cag.translate.pairs import PairCollector
 from cag.translate.training import Recipe, Trainer
 
@@ -115,19 +121,26 @@ def calibrate_on(
         If figures are reported on any of the passages: calibration decides whether a translator
         is used, so it chooses.
     TranslatorError
-        If it was trained for other weights than those here.
+        If it was trained for other weights than those here, or the questions tell nothing that
+        could be saved.
     """
     chooser = random.Random(seed)
     held_out = [e for source in data for e in _drawn(source, limit, chooser, seed)]
-    translator, models = load_translator(folder), Models(settings)
-    reference, target = (
-        models.lm(name) for name in (translator.config.reference, translator.config.target)
-    )
+    config, _ = parse_description(read_description(folder), folder)
+    models = Models(settings)
+    reference, target = models.lm(config.reference), models.lm(config.target)
+    dtype = dtype_named(settings.dtype, str(target.device))  # what `ask` would use
+    translator = load_translator(folder, dtype).to(target.device)
     translator.check_models(reference.fingerprint, target)
     found_on = calibrate(translator, PairCollector(reference, target, DEFAULT_TEMPLATE), held_out)
+    if save and found_on.retention is None:
+        raise TranslatorError(
+            "the target cannot answer these questions itself, so they say nothing about "
+            "translation; nothing was saved"
+        )
     if save:
         translator.report.details["calibrated_on"] = [Path(source).name for source in data]
-        save_description(translator, folder)
+        save_description(translator, own_copy(folder, settings.home))
     return {"retention": found_on.retention, **asdict(found_on)}
 
 
@@ -142,7 +155,7 @@ def examples_of(
     """Passages to train on, without duplicates, and to choose by."""
     chooser, drop = random.Random(seed), drop_reserved
     examples = [e for source in data for e in _drawn(source, limit, chooser, seed, drop)]
-    examples = list({example.text: example for example in examples}.values())
+    examples = _merged(examples)
     chosen_by = [e for source in held_out for e in _drawn(source, 48, chooser, seed, drop)]
     if not chosen_by:
         chooser.shuffle(examples)
@@ -151,6 +164,14 @@ def examples_of(
     if not examples or not chosen_by:
         raise IngestError("too little training data: at least 20 passages are needed")
     return examples, chosen_by
+
+
+def _merged(examples: Sequence[Example]) -> list[Example]:
+    """Every passage once, with all its questions."""
+    questions: dict[str, dict[tuple[str, str], None]] = {}
+    for example in examples:
+        questions.setdefault(example.text, {}).update(dict.fromkeys(example.questions))
+    return [Example(text, tuple(asked)) for text, asked in questions.items()]
 
 
 def recipe_of(kind: str, minutes: float, seed: int) -> Recipe:

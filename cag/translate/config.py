@@ -116,7 +116,7 @@ class Report:
         measure it roughly; the recovered share is precise.
         """
         for name, found in (("retention", self.retention), ("recovered share", self.recovered)):
-            if found is not None and found < required:
+            if found is not None and not found >= required:  # NaN is not enough, either
                 return (
                     f"its {name} on held-out passages is {found:.2f}, {required:.2f} is required "
                     "(CAG_MIN_RETENTION)"
@@ -126,4 +126,6 @@ class Report:
 
 def spread(layers: int, count: int) -> tuple[int, ...]:
     """`count` reference layers, evenly spread, the top one included."""
+    if count >= layers:
+        return tuple(range(layers))
     return tuple(sorted({round((i + 1) * (layers - 1) / count) for i in range(count)}))

@@ -112,7 +112,12 @@ def _line(row: dict[str, Any]) -> Example:
     answer = row["answer"]
     if isinstance(answer, bool):
         answer = "yes" if answer else "no"
-    return Example(row["passage"].strip(), ((as_question(row["question"]), answer),))
+    elif isinstance(answer, int | float):
+        answer = str(answer)
+    passage, question = row["passage"], row["question"]
+    if not all(isinstance(value, str) for value in (passage, question, answer)):
+        raise ValueError("passage, question and answer must be text")
+    return Example(passage.strip(), ((as_question(question), answer),))
 
 
 def _json(data: Any) -> Iterator[Example]:

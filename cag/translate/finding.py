@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,9 @@ from cag.translate.base import (
     read_description,
 )
 from cag.translate.config import Report
+
+#: Folder, and when its description was written.
+Version = tuple[Path, int]
 
 ZOO = Path(__file__).parent.parent / "zoo"
 
@@ -37,11 +41,19 @@ def find_translator(
     home: Path, reference: str, target: str, dtype: torch.dtype = torch.float32
 ) -> Translator | None:
     """The translator of a pair, or None if there is none."""
+    folder = _folder(home, reference, target)
+    return None if folder is None else load_translator(folder, dtype)
+
+
+def translator_version(home: Path, reference: str, target: str) -> Version | None:
+    """Says which translator `find_translator` gives; another one after it was written anew."""
+    folder = _folder(home, reference, target)
+    return None if folder is None else (folder, (folder / "translator.json").stat().st_mtime_ns)
+
+
+def _folder(home: Path, reference: str, target: str) -> Path | None:
     name = pair_name(reference, target)
-    for folder in translator_folders(home):
-        if folder.name == name:
-            return load_translator(folder, dtype)
-    return None
+    return next((folder for folder in translator_folders(home) if folder.name == name), None)
 
 
 def describe_translators(home: Path) -> list[dict[str, Any]]:
@@ -72,3 +84,12 @@ def describe(folder: Path) -> dict[str, Any]:
 def refusal(described: dict[str, Any], required: float) -> str:
     """Why a described translator is not good enough for `ask`, as one line; empty if it is."""
     return Report(**described["report"]).shortfall(required)
+
+
+def own_copy(folder: Path, home: Path) -> Path:
+    """Where the user may change a translator: a shipped one is copied to the user's own."""
+    if folder.parent != ZOO:
+        return folder
+    copy = home / "translators" / folder.name
+    shutil.copytree(folder, copy, dirs_exist_ok=True)
+    return copy

@@ -19,6 +19,9 @@ from cag.translate.base import flatten
 from cag.translate.examples import Example
 from cag.translate.readings import Reading, Source, digest, shelf
 
+#: A text without spaces for so many characters is cut anywhere.
+_LONGEST_WORD = 40
+
 
 @dataclass
 class Pair(Reading):
@@ -108,7 +111,9 @@ class PairCollector:
         """The passage as it stands in the prompt, cut before a word if it is too long."""
         whole = text.encode()
         if len(whole) > self.max_bytes:
-            text = whole[: self.max_bytes].decode(errors="ignore").rsplit(maxsplit=1)[0]
+            text = whole[: self.max_bytes].decode(errors="ignore")
+            border = text.rfind(" ")
+            text = text[:border] if border > max(0, len(text) - _LONGEST_WORD) else text
         return PASSAGE_FORMAT.format(text=text)
 
     @torch.inference_mode()

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from cag.lm.cache import KV
 from cag.lm.loading import LM
+from store.files import write_atomically
 
 
 class _Stored:
@@ -32,10 +32,7 @@ class _Stored:
                 tensors |= {f"{name}.keys": value.keys, f"{name}.values": value.values}
             else:
                 tensors[name] = value
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        save_file({n: t.contiguous() for n, t in tensors.items()}, temporary)
-        temporary.replace(path)
+        write_atomically(path, save({n: t.contiguous() for n, t in tensors.items()}))
 
     @classmethod
     def load(cls, path: Path, device: torch.device | str = "cpu") -> Self:
@@ -101,8 +98,9 @@ class Reading(_Stored):
 
 
 def shelf(root: Path, lm: LM) -> Path:
-    """Where everything lies that a model has read."""
-    return root / f"{Path(lm.name).name}-{lm.fingerprint[:12]}"
+    """Where everything lies that a model has read in its dtype."""
+    shaped = digest(lm.fingerprint, lm.tokenizer_fingerprint, str(lm.dtype))
+    return root / f"{Path(lm.name).name}-{shaped[:12]}"
 
 
 def digest(*parts: Any) -> str:

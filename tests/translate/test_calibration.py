@@ -90,6 +90,7 @@ def test_a_target_that_cannot_answer_by_itself_gives_no_retention(
         (Report(retention=0.79, recovered=1.0), "its retention on held-out passages is 0.79, 0.80"),
         (Report(retention=0.9, recovered=0.7), "its recovered share on held-out passages is 0.70"),
         (Report(retention=0.8, recovered=0.8), ""),
+        (Report(retention=float("nan")), "its retention on held-out passages is nan"),
         (Report(recovered=0.1), "its recovered share on held-out passages is 0.10"),
     ],
     ids=str,

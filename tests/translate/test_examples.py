@@ -49,12 +49,14 @@ def test_json_lines(tmp_path: Path) -> None:
         {"question": "is it red", "answer": True, "passage": " It is red. "},
         {"question": "Is it blue?", "answer": False, "passage": "It is not blue."},
         {"question": "which colour", "answer": "green", "passage": "It is green."},
+        {"question": "How many?", "answer": 42, "passage": "There are 42."},
     ]
     source = written(tmp_path / "x.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     assert read_examples(source) == [
         Example("It is red.", (("Is it red?", "yes"),)),
         Example("It is not blue.", (("Is it blue?", "no"),)),
         Example("It is green.", (("Which colour?", "green"),)),
+        Example("There are 42.", (("How many?", "42"),)),
     ]
 
 
@@ -119,6 +121,8 @@ UNREADABLE = {
     "not.jsonl": "boats\n",
     "other.jsonl": '{"question": "x", "passage": "y"}\n',
     "list.jsonl": "[1]\n",
+    "null.jsonl": '{"question": "x?", "passage": "y", "answer": null}\n',
+    "number.jsonl": '{"question": "x?", "passage": 3, "answer": "y"}\n',
     "nothing.jsonl": "",
     "nothing.txt": "",
     "headings.txt": "= Boats =\n\n = = Ships = =\n",

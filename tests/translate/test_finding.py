@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import tiny_models
 from test_base import edit_description, random_translator
 
 from cag.errors import TranslatorError
+from cag.settings import Settings
 from cag.translate import finding
 from cag.translate.finding import describe_translators, find_translator, pair_name
 
@@ -98,3 +101,25 @@ def test_a_description_that_cannot_be_read_is_one_line(change: Any, home: Path, 
     edit_description(change)(put(home / "translators", "a--b", 0.1))
     with pytest.raises(TranslatorError):
         describe_translators(home)
+
+
+def test_a_loaded_translator_is_replaced_when_its_file_is(home: Path, zoo: Path) -> None:
+    models = tiny_models(Settings(home=home, reference="ref", target="tgt", dtype="float32"))
+    assert models.translator("ref", "tgt") is None
+    put(zoo, "ref--tgt", 0.1)
+    first = models.translator("ref", "tgt")
+    assert first.report.recovered == 0.1 and models.translator("ref", "tgt") is first
+    folder = put(home / "translators", "ref--tgt", 0.2)
+    second = models.translator("ref", "tgt")
+    assert second.report.recovered == 0.2 and models.translator("ref", "tgt") is second
+    put(home / "translators", "ref--tgt", 0.3)
+    os.utime(folder / "translator.json", ns=(1, 1))
+    assert models.translator("ref", "tgt").report.recovered == 0.3
+
+
+def test_a_shipped_translator_is_copied_before_it_is_changed(home: Path, zoo: Path) -> None:
+    own = put(home / "translators", "a--b", 0.1)
+    assert finding.own_copy(own, home) == own
+    copy = finding.own_copy(put(zoo, "c--d", 0.2), home)
+    assert copy == home / "translators" / "c--d"
+    assert find_translator(home, "c", "d").report.recovered == 0.2

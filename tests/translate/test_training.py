@@ -21,8 +21,9 @@ from cag.errors import TranslatorError
 from cag.lm.cache import KV, Context
 from cag.lm.loading import LM
 from cag.lm.prompt import Template
+from cag.scoring import recovered_share
 from cag.settings import Settings
-from cag.translate import command, descent
+from cag.translate import calibration, command, descent
 from cag.translate.base import Translator, align_texts, flatten, load_translator
 from cag.translate.checkpoint import Checkpoint
 from cag.translate.descent import descend, make_optimizer
@@ -192,9 +193,8 @@ def test_a_run_leaves_a_ridge_a_report_and_events(done: tuple[Run, Mixture]) -> 
     assert ridge.report.recovered is not None
     held = mixture.report.details["held_out"]
     assert mixture.report.recovered == held["recovered"]
-    assert held["recovered"] == pytest.approx(
-        (held["none"] - held["translated"]) / (held["none"] - held["native"])
-    )
+    nlls = held["native"], held["translated"], held["none"]
+    assert held["recovered"] == pytest.approx(recovered_share(*nlls))
     json.dumps([mixture.report.details, *run.events])  # plain data
     stages = [event["stage"] for event in run.events]
     order = ["collect", "fit", "fit", "ridge", "answers"]
@@ -431,7 +431,9 @@ def test_an_edit_can_put_the_native_kv_back(done: tuple[Run, Mixture]) -> None:
     plain = trainer.recovered(mixture)
     assert plain == pytest.approx(mixture.report.details["held_out"])
     edited = trainer.recovered(mixture, edit=lambda translated, native: native)
-    assert edited == pytest.approx({**plain, "translated": plain["native"], "recovered": 1.0})
+    share = recovered_share(plain["native"], plain["native"], plain["none"])
+    wanted = {**plain, "translated": plain["native"], "recovered": share}
+    assert edited == pytest.approx(wanted)
     assert trainer.recovered(mixture, limit=2) != plain
 
 
@@ -577,12 +579,17 @@ def test_only_the_mixture_goes_where_questions_find_it(
     assert found.exists() is (kind == "mixture")
 
     weights = (folder / "translator.safetensors").read_bytes()
-    for save in (False, True):
-        measured = command.calibrate_on(settings, folder, [str(data)], 4, 0, save=save)
-        assert measured["questions"] == 4
-        kept = load_translator(folder).report
-        assert (kept.details.get("calibrated_on") == [data.name]) is save
-    assert kept.retention == measured["retention"]
+    with monkeypatch.context() as patch:
+        patch.setattr(calibration, "token_f1", lambda *_: 0.5)  # random models are never right
+        for save in (False, True):
+            measured = command.calibrate_on(settings, folder, [str(data)], 4, 0, save=save)
+            assert measured["questions"] == 4
+            kept = load_translator(folder).report
+            assert (kept.details.get("calibrated_on") == [data.name]) is save
+    assert kept.retention == measured["retention"] == 1.0
+    with pytest.raises(TranslatorError, match="nothing was saved"):
+        command.calibrate_on(settings, folder, [str(data)], 4, 0, save=True)
+    assert load_translator(folder).report == kept
     assert kept.recovered == saved.report.recovered
     assert (folder / "translator.safetensors").read_bytes() == weights
 
@@ -791,7 +798,7 @@ def test_answers_are_where_the_next_token_belongs_to_one() -> None:
 
 @pytest.mark.parametrize(("text", "kept"), [
     ("one two three", " one two three"), ("one two three four", " one two three"),
-    ("één twéé drie vier", " één twéé"), ("a" * 40, f" {'a' * 15}"), ("日本語" * 9, " 日本語日本"),
+    ("één twéé drie vier", " één twéé"), ("a" * 60, f" {'a' * 15}"), ("日本語" * 9, " 日本語日本"),
 ])  # fmt: skip
 def test_a_long_passage_is_cut_before_a_word(text: str, kept: str) -> None:
     target = tiny_lm("gemma3_text", 20)
@@ -800,6 +807,32 @@ def test_a_long_passage_is_cut_before_a_word(text: str, kept: str) -> None:
     pair = in_memory(collector, Example(text, ()))
     assert len(pair.ids) == len(pair.native)
     assert int(pair.alignment[-1]) == len(pair.source) - 1
+
+
+def test_a_passage_that_fits_no_window_is_left_out(tmp_path: Path) -> None:
+    long, other = (Example(text * 200, ()) for text in ("日本語", "語本日"))  # 1,800 tokens
+    run = Run(tmp_path / "run", tiny_lm("llama", 60), tiny_lm("gpt2", 20, seed=1))
+    trainer = run.trainer(examples=[*EXAMPLES[:3], long], held_out=[other, *HELD_OUT[:1]])
+    trainer.collect()
+    assert (len(trainer.pairs), len(trainer.held_out_pairs)) == (3, 1)
+    assert [e["why"] for e in run.events if "why" in e] == ["too long"] * 2
+
+
+def test_a_passage_keeps_the_questions_of_all_its_rows(tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    rows = [
+        {"passage": f"Passage {n}.", "question": f"What is {word}?", "answer": word}
+        for n in range(20)
+        for word in ("one", "two")
+    ]
+    data.write_text("\n".join(json.dumps(row) for row in [*rows, rows[0]]))
+    examples, chosen_by = command.examples_of([str(data)], [], limit=None, seed=0)
+    assert len(examples) + len(chosen_by) == 20
+    assert all([a for _, a in e.questions] == ["one", "two"] for e in examples)
+
+
+def test_a_stopped_run_goes_on_with_fewer_passages_at_once(done: tuple[Run, Mixture]) -> None:
+    done[0].trainer(recipe=replace(RECIPE, at_once=1))
 
 
 def test_a_closed_form_of_another_recipe_is_fitted_anew(
@@ -818,3 +851,10 @@ def test_a_closed_form_of_another_recipe_is_fitted_anew(
     other = fitted(reference_layers=(1, 2))
     assert torch.equal(first.project, again.project)
     assert not torch.equal(first.project, other.project)
+
+
+def test_a_long_text_without_spaces_keeps_most_of_what_fits() -> None:
+    collector = PairCollector(tiny_lm("llama", 60), tiny_lm("gpt2", 20), SHORT, max_bytes=150)
+    assert len(collector.trim("title " + "b" * 400)) == 151
+    assert collector.trim("title " + "b" * 139 + " cut off").endswith("b cut")
+    assert collector.trim(" " * 400)
