@@ -719,6 +719,12 @@ def test_a_model_is_loaded_once_by_all_threads(asked: CAG, saved: Path) -> None:
     assert all(lm is loaded[0] for lm in loaded)
 
 
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_a_device_that_is_not_there_is_a_user_error(home: Path, saved: Path, device: str) -> None:
+    with pytest.raises(CagError, match=f"device '{device}' does not work here"):
+        Models(Settings(home=home, device=device)).lm(str(saved))
+
+
 def test_an_unknown_dtype_is_a_user_error(home: Path, saved: Path) -> None:
     models = Models(Settings(home=home, dtype="float99"))
     with pytest.raises(CagError):

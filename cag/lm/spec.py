@@ -72,16 +72,15 @@ class KVSpec:
             If the architecture is not one of `FAMILIES`, is multimodal, or its rotary scaling
             depends on the sequence length.
         """
-        text = config.get_text_config(decoder=True)
-        if text is not config:
-            raise UnsupportedModel(
-                f"'{config.model_type}' reads more than text; use a text-only checkpoint of "
-                f"the family '{text.model_type}'"
-            )
+        whole, config = config, config.get_text_config(decoder=True)
         family = config.model_type
         if family not in FAMILIES:
             raise UnsupportedModel(
                 f"'{family}' models are not supported; use one of: {', '.join(FAMILIES)}"
+            )
+        if whole is not config:
+            raise UnsupportedModel(
+                f"'{whole.model_type}' reads more than text; use a text-only checkpoint ('{family}')"
             )
         layers = config.num_hidden_layers
         heads = config.num_attention_heads

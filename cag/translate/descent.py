@@ -45,7 +45,7 @@ def descend(
     state = Checkpoint(trainer.stages / f"{stage}.checkpoint.safetensors")
     state.restore(translator, optimizer, averaged)
     best = _Best(trainer, stage)
-    if not state.step:
+    if best.stale is None:
         best.measure(translator, averaged, state, [])
     chooser = random.Random(f"{recipe.seed}/{stage}/{state.step}")
     pairs = shuffled(trainer.pairs, chooser, trainer.target.device)
@@ -65,10 +65,11 @@ def descend(
             state.save(translator, optimizer, averaged)
             best.measure(translator, averaged, state, sums)
             sums, last = [], time.monotonic()
-            if best.stale >= recipe.patience:
+            if best.stale is not None and best.stale >= recipe.patience:
                 break
     state.seconds = time.monotonic() - started
-    best.measure(translator, averaged, state, sums)
+    if sums:
+        best.measure(translator, averaged, state, sums)
     translator.load_state_dict(best.weights(averaged))
     save_tensors(translator.state_dict(), done)
     state.path.unlink(missing_ok=True)
@@ -131,7 +132,8 @@ class _Best:
         self.path = trainer.stages / f"{stage}.best.safetensors"
         found = [row["translated"] for row in curve(trainer) if row["stage"] == stage]
         self._nll = min(found, default=math.inf)
-        self.stale = len(found) - 1 - found.index(self._nll) if found else 0
+        #: Measurements since the best one; None before the first.
+        self.stale = len(found) - 1 - found.index(self._nll) if found else None
         self.seconds = 0.0  # what a measurement takes
 
     def measure(
@@ -147,7 +149,7 @@ class _Best:
         translator.load_state_dict(averaged)
         measured = self._trainer.recovered(translator)
         translator.load_state_dict(current)
-        self.stale += 1
+        self.stale = 0 if self.stale is None else self.stale + 1
         if measured["translated"] < self._nll:
             self._nll, self.stale = measured["translated"], 0
             save_tensors(averaged, self.path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import FAMILIES, tiny_config, tiny_lm
-from transformers import LlamaConfig, MambaConfig, T5Config
+from transformers import Gemma3Config, LlamaConfig, MambaConfig, T5Config
 
 from cag.errors import UnsupportedModel
 from cag.lm.spec import KVSpec, hash_ids, model_fingerprint
@@ -31,6 +31,11 @@ def test_gemma_alternates_windows_and_bases() -> None:
 def test_other_architectures_are_refused_by_name(config: object) -> None:
     with pytest.raises(UnsupportedModel, match=rf"{config.model_type}.*use one of: llama"):  # type: ignore[attr-defined]
         KVSpec.from_config(config)
+
+
+def test_a_model_that_also_sees_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="'gemma3' reads more than text"):
+        KVSpec.from_config(Gemma3Config())
 
 
 def test_length_dependent_rotation_is_refused() -> None:
