@@ -80,7 +80,8 @@ class KVSpec:
             )
         if whole is not config:
             raise UnsupportedModel(
-                f"'{whole.model_type}' reads more than text; use a text-only checkpoint ('{family}')"
+                f"'{whole.model_type}' reads more than text; use a text-only checkpoint of "
+                f"the family '{family}'"
             )
         layers = config.num_hidden_layers
         heads = config.num_attention_heads
