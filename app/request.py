@@ -53,7 +53,7 @@ class Request:
         offered
             Names of targets that there are.
         """
-        targets = tuple(name for name in offered if name in query.get("target", ()))
+        targets = tuple(n for n in dict.fromkeys(query.get("target", ())) if n in offered)
         paths = tuple(mode for mode in MODES if mode in query.get("path", ()))
         return cls(
             question=_last(query, "q"),
@@ -75,6 +75,11 @@ class Request:
             "refresh": str(self.refresh),
         }
 
+    def as_lists(self) -> dict[str, list[str]]:
+        """The same as an address gives it back."""
+        values = {n: v if isinstance(v, list) else [v] for n, v in self.to_query().items()}
+        return {name: value for name, value in values.items() if value}
+
 
 def _last(query: Mapping[str, Sequence[str]], name: str) -> str:
     return next(iter(reversed(query.get(name, ()))), "").strip()
@@ -82,4 +87,5 @@ def _last(query: Mapping[str, Sequence[str]], name: str) -> str:
 
 def _number(text: str, default: int, most: int, least: int = 1) -> int:
     """A number from `least` to `most`."""
-    return min(most, max(least, int(text) if text.isascii() and text.isdecimal() else default))
+    number = int(text[:9]) if text.isascii() and text.isdecimal() else default
+    return min(most, max(least, number))

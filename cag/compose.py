@@ -17,7 +17,7 @@ from cag.lm.prompt import PASSAGE_FORMAT, Prompt, Template, prefix_ids
 from cag.lm.spec import hash_ids
 from cag.refresh import choose_tokens, extend
 from cag.translate.base import Translator
-from store import CacheMiss, CacheStore
+from store import CacheMiss, CacheStore, StoreError
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def reuse_own(
     prompt: Prompt,
     store: CacheStore,
     timings: Timings,
-    on_stored: Callable[[int, str], None] = lambda count, key: None,
+    on_used: Callable[[int, str], None] = lambda count, key: None,
 ) -> list[str]:
     """The own path: the target's stored caches, each made behind exactly what precedes it.
 
@@ -93,8 +93,8 @@ def reuse_own(
 
     Parameters
     ----------
-    on_stored
-        Called with each new cache's key, and with how many passages it has seen.
+    on_used
+        Called for each cache with how many passages it has seen, and with its key.
 
     Returns
     -------
@@ -108,14 +108,18 @@ def reuse_own(
             with timed(timings, "load"):
                 hit = store.get(identity, dtype=target.dtype)
             context.append(KV(hit.tensors["keys"], hit.tensors["values"]))
+            on_used(count, hit.key)
         except CacheMiss as miss:
             missed.append(miss.reason)
             start = context.length
             with timed(timings, "prefill"):
                 context.run(torch.tensor([ids], device=target.device), logits=None)
             kv = context.canonical(start, context.length)
-            key = store.put(identity, {"keys": kv.keys, "values": kv.values}, tokens=len(ids))
-            on_stored(count, key)
+            try:
+                tensors = {"keys": kv.keys, "values": kv.values}
+                on_used(count, store.put(identity, tensors, tokens=len(ids)))
+            except StoreError as error:  # it was read, so the answer does not need the store
+                missed[-1] = f"not stored: {error}"
         before += ids
     return missed
 

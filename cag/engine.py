@@ -336,7 +336,7 @@ class CAG:
             ids = [source.passage.id for source in answer.sources]
             missed = reuse_own(
                 lm, context, prompt, self.store, answer.timings,
-                on_stored=lambda count, key: self.library.note_own(ids[:count], key),
+                on_used=lambda count, key: self.library.note_own(ids[:count], key),
             )  # fmt: skip
             if missed:
                 answer.reason = f"{len(missed)} passages were read and stored first ({missed[0]})"
@@ -419,6 +419,8 @@ class CAG:
                 "longer the model that made it; run `cag ingest` again"
             )
         store_passages(lm, self.store, [(passage, ids)], batch=1)
+        # with another codec than at ingest it has a key of its own
+        self.library.note_own([passage.id], self.store.key(passage.identity))
 
 
 def _check_window(lm: LM, prompt: Prompt, max_tokens: int) -> None:

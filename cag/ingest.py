@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -136,8 +137,7 @@ class Ingestor:
                 "give a folder or file with Markdown, text, HTML, PDF, DOCX or source code"
             )
         self._total = sum(file.stat().st_size for file in files)
-        for file in files:
-            path = str(file.resolve())
+        for path, file in {str(file.resolve()): file for file in files}.items():
             self._take(path, file.read_bytes, functools.partial(documents.parse, path))
         self._flush()
         if prune:
@@ -146,9 +146,10 @@ class Ingestor:
 
     def run_texts(self, texts: Mapping[str, str]) -> IngestReport:
         """Ingest texts by name; a name stands where a file has its path."""
-        self._total = sum(len(text.encode()) for text in texts.values())
+        self._total = sum(len(text.encode(errors="replace")) for text in texts.values())
         for name, text in texts.items():
-            self._take(name, text.encode, functools.partial(documents.parse, name, suffix=".md"))
+            read = functools.partial(text.encode, errors="replace")
+            self._take(name, read, functools.partial(documents.parse, name, suffix=".md"))
         self._flush()
         return self._finished()
 
@@ -168,12 +169,12 @@ class Ingestor:
             digest = hashlib.sha256(data).hexdigest()
             if digest in self._seen:
                 raise NothingToRead(f"same content as {self._seen[digest]}")
-            self._seen[digest] = path
             if known and known["sha256"] == digest and self._intact(known):
                 self.report.unchanged.append(path)
                 self._advance(path, size)
-                return
-            self._pending.append(self._prepare(path, load(data), size, fresh=known is None))
+            else:
+                self._pending.append(self._prepare(path, load(data), size, fresh=known is None))
+            self._seen[digest] = path
         except UnicodeEncodeError:
             path = path.encode(errors="replace").decode()
             self.report.skipped.append((path, "its name is not UTF-8; rename it"))
@@ -257,10 +258,11 @@ class Ingestor:
             self._settings.batch,
             self._count,
         )
-        for pending in self._pending:
-            passages = [passage for passage, _ in pending.passages]
+        documents = [(p.path, p.row, [found for found, _ in p.passages]) for p in self._pending]
+        for _, _, passages in documents:
             self._retriever.add(passages)
-            self._retriever.remove(self._library.put(pending.path, pending.row, passages))
+        self._retriever.remove(self._library.put(documents))
+        for pending in self._pending:
             (self.report.added if pending.fresh else self.report.changed).append(pending.path)
         self._retriever.save()
         for pending in self._pending:
@@ -280,9 +282,20 @@ class Ingestor:
         roots = [str(path.resolve()) for path in paths]
         for path in self._library.documents():
             under = any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)
-            if under and path not in kept:
+            if under and path not in kept and _gone(path):
                 self._forget(path)
         self._retriever.save()
+
+
+def _gone(path: str) -> bool:
+    """Whether a file is known not to be there; one in a folder that cannot be entered may be."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def reference_identity(lm: LM, ids: Sequence[int]) -> dict[str, Any]:

@@ -91,18 +91,23 @@ class Library:
     def __len__(self) -> int:
         return len(self._passages)
 
-    def put(self, path: str, row: dict[str, Any], passages: list[Passage]) -> list[str]:
-        """Record a document with its passages; returns ids of passages it no longer has."""
-        rows = {p.id: {**p.row(), "key": self.store.key(p.identity)} for p in passages}
-        content = {"path": path, "row": row, "passages": list(rows.values())}
-        write_atomically(self._file(path), json.dumps(content).encode())
-        before = self._passage_rows(path)
-        gone = [identifier for identifier in before if identifier not in rows]
-        with self.store.catalog.transaction():
-            for identifier in gone:
-                self._passages.delete(identifier)
-            self._enter(path, row, rows)
-        self._drop_caches(before)
+    def put(self, documents: Sequence[tuple[str, dict[str, Any], list[Passage]]]) -> list[str]:
+        """Record documents: path, row, passages. Returns ids of passages they no longer have."""
+        before: dict[str, dict[str, Any]] = {}
+        gone: list[str] = []
+        for path, row, passages in documents:
+            rows = {p.id: {**p.row(), "key": self.store.key(p.identity)} for p in passages}
+            content = {"path": path, "row": row, "passages": list(rows.values())}
+            write_atomically(self._file(path), json.dumps(content).encode())
+            had = self._passage_rows(path)
+            lost = [identifier for identifier in had if identifier not in rows]
+            with self.store.catalog.transaction():
+                for identifier in lost:
+                    self._passages.delete(identifier)
+                self._enter(path, row, rows)
+            before |= had
+            gone += lost
+        self._drop_caches(before)  # last: a paragraph may have moved to another document
         return gone
 
     def remove(self, path: str) -> list[str]:
@@ -117,15 +122,24 @@ class Library:
         return list(before)
 
     def note_own(self, passages: Sequence[str], key: str) -> None:
-        """A target's own cache was stored, which has seen these passages and goes with them."""
+        """A cache is there, besides the reference's, that has seen these passages.
+
+        It goes when one of them goes.
+        """
         with self.store.catalog.transaction():
+            if not all(identifier in self._passages for identifier in passages):
+                self.store.delete(key)  # one of them was forgotten meanwhile
+                return
             for identifier in passages:
-                self._own.set(identifier, sorted({*(self._own.get(identifier) or []), key}))
+                keys = self._own.get(identifier) or []
+                if key not in keys:
+                    self._own.set(identifier, [*keys, key])
 
     def live_keys(self) -> set[str]:
         """Keys of all caches that some passage refers to."""
-        own = {key for _, keys in self._own.items() for key in keys}
-        return {row["key"] for _, row in self._passages.items()} | own
+        rows = dict(self._passages.items())
+        own = {key for identifier, keys in self._own.items() if identifier in rows for key in keys}
+        return {row["key"] for row in rows.values()} | own
 
     def _file(self, path: str) -> Path:
         return self._files / f"{hashlib.sha256(path.encode()).hexdigest()[:32]}.json"

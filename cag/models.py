@@ -18,7 +18,8 @@ class Models:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()  # for the dictionaries
+        self._locks: dict[tuple[str, ...], threading.Lock] = {}
         self._lms: dict[str, LM] = {}
         self._embedder: Embedder | None = None
         self._translators: dict[tuple[str, str], tuple[Version, Translator]] = {}
@@ -36,18 +37,22 @@ class Models:
 
     def lm(self, name: str) -> LM:
         """The language model of that name."""
-        with self._lock:
+        if (loaded := self._lms.get(name)) is not None:
+            return loaded  # whatever else is being loaded
+        with self._loading("lm", name):
             if name not in self._lms:
                 folder = resolve(name, self._settings.home)
-                self._lms[name] = load_lm(
+                lm = load_lm(
                     folder, name=name, dtype=self._settings.dtype, device=self._settings.device
                 )
-                self.loads += 1
+                with self._lock:
+                    self._lms[name] = lm
+                    self.loads += 1
             return self._lms[name]
 
     def embedder(self) -> Embedder:
         """The sentence embedder."""
-        with self._lock:
+        with self._loading("embedder"):
             if self._embedder is None:
                 name = self._settings.embedder
                 folder: Path = resolve(name, self._settings.home)
@@ -56,7 +61,7 @@ class Models:
 
     def translator(self, reference: str, target: str) -> Translator | None:
         """The translator of a pair, in the dtype that is fast here; None if there is none."""
-        with self._lock:
+        with self._loading("translator", reference, target):
             pair = (reference, target)
             version = translator_version(self._settings.home, reference, target)
             known, translator = self._translators.get(pair, (None, None))
@@ -68,3 +73,8 @@ class Models:
             if translator is not None:
                 self._translators[pair] = version, translator.to(device)
             return translator
+
+    def _loading(self, *what: str) -> threading.Lock:
+        """Held while one thing is loaded; others can be loaded and used meanwhile."""
+        with self._lock:
+            return self._locks.setdefault(what, threading.Lock())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cag.library import Library, Passage
-from store import CorruptIndex, VectorIndex
+from store import CorruptIndex, StoreLocked, VectorIndex, WriteLock
 
 
 class Embedder:
@@ -129,12 +130,14 @@ class Retriever:
         """Make the index agree with the library, whatever a crash left behind."""
         held = set(self._index.ids)
         known = {passage.id: passage for passage in self._library.passages()}
-        self._index.remove([identifier for identifier in held if identifier not in known])
+        self.remove([identifier for identifier in held if identifier not in known])
         missing = [passage for identifier, passage in known.items() if identifier not in held]
-        if missing:
-            self.add(missing)
+        self.add(missing)
         if missing or held - set(known):
-            self._index.save()
+            # whoever writes to the store saves its own index
+            with contextlib.suppress(StoreLocked), WriteLock(self._library.store.folder):
+                if not self._index.outdated:
+                    self.save()
 
     def add(self, passages: Sequence[Passage]) -> None:
         """Index passages; `save` makes it last."""
@@ -165,9 +168,11 @@ class Retriever:
                 self._words = Words({p.id: _indexed(p) for p in self._library.passages()})
             by_words = self._words.scores(question) if self._words else {}
         scores = {i: (score + by_words.get(i, 0.0)) / 2 for i, score in by_meaning.items()}
-        sources = []
-        for identifier in sorted(scores, key=lambda i: -scores[i])[:k]:
+        sources: list[Source] = []
+        for identifier in sorted(scores, key=lambda i: -scores[i]):
+            if len(sources) == k:
+                break
             passage = self._library.passage(identifier)
-            if passage is not None:
+            if passage is not None:  # else another process has just forgotten it
                 sources.append(Source(passage, scores[identifier]))
         return sources

@@ -113,12 +113,17 @@ def by_translator(name: str) -> Arm:
 def replayed(inject: bool) -> Arm:
     """The paper's setting: the target runs over the passages, a window of its layers injected.
 
-    Its cost is that of reading natively, and the translation on top.
+    Its cost is that of reading natively, and the translation on top. Not to `inject` a translation
+    is the control: what the target itself computes is injected, so that nothing may change.
     """
 
     def arm(b: Bench, q: Question, other: Sequence[str]) -> tuple[LM, Context]:
         ids = b.tokens(b.target, q.passages)
-        injected = b.translation("translated", q.passages) if inject else None
+        if inject:
+            injected = b.translation("translated", q.passages)
+        else:
+            native = b.native(b.target, q.passages)
+            injected = native.canonical(native.length - len(ids), native.length)
         layers = b.target.spec.layers
         window = range(layers // 3, 2 * layers // 3)
         return b.target, replay(b.target, b.start(b.target), ids, injected, window).context

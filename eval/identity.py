@@ -20,6 +20,8 @@ from eval.data import Question, Task
 
 #: Keys below which a later run may add entries; what is there already must stay as it is.
 GROWING = ("pairs", "tasks", "translators")
+#: What a description tells besides what identifies it; a calibration may change it.
+TOLD = ("recovered", "retention")
 
 
 class OtherRun(CagError):
@@ -130,6 +132,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], at: str = "") ->
     inside = at.rpartition("/")[2]
     for name in dict.fromkeys([*old, *new]):
         if inside in GROWING and not (name in old and name in new):
+            continue
+        if name in TOLD:
             continue
         place, (one, other) = f"{at}/{name}".strip("/"), (old.get(name), new.get(name))
         if isinstance(one, dict) and isinstance(other, dict):

@@ -10,7 +10,7 @@ from typing import Any
 
 from eval import plots
 from eval.arms import ARMS
-from eval.identity import read_config, write_json
+from eval.identity import OtherRun, read_config, write_json
 from eval.summary import summarise_folder
 
 _READING = """\
@@ -35,9 +35,13 @@ def remake(folder: Path) -> dict[str, Any]:
     Raises
     ------
     OtherRun
-        If the folder holds no run.
+        If the folder holds no run, or none of its logs: nothing is overwritten then.
     """
     metrics = summarise_folder(folder)
+    if not any(found["tasks"] for found in metrics["pairs"].values()):
+        raise OtherRun(
+            f"there are no logs in '{folder}' to make a report from; nothing was changed"
+        )
     write_json(folder / "metrics.json", metrics)
     write_report(folder)
     return metrics

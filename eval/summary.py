@@ -21,8 +21,13 @@ SAME = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.1}
 
 
 def read_log(path: Path) -> dict[str, Row]:
-    """Logged rows by question: of several the last."""
-    return {row["id"]: row for row in lines.read(path) if "id" in row and "arms" in row}
+    """Logged rows by question; of several the last, with the arms of those before."""
+    rows: dict[str, Row] = {}
+    for row in lines.read(path):
+        if "id" in row and "arms" in row:
+            before = rows.get(row["id"], {"arms": {}})
+            rows[row["id"]] = {**row, "arms": {**before["arms"], **row["arms"]}}
+    return rows
 
 
 def summarise_folder(folder: Path) -> dict[str, Any]:

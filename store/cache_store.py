@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -145,7 +146,10 @@ class CacheStore:
         write_atomically(self._path(key), content)
         self._caches.set(key, {"bytes": len(content), "tokens": tokens, "used": time.time()})
         self._total += len(content)  # too much if the file was there; `_evict` counts anew
-        if self.max_bytes is not None and self._total > self.max_bytes:
+        self._uncounted += len(content)
+        if self.max_bytes is not None and (
+            self._total > self.max_bytes or self._uncounted > self.max_bytes // 50
+        ):
             self._evict(key, self.max_bytes)
         return key
 
@@ -171,7 +175,10 @@ class CacheStore:
         tensors = self.codec.decode(encoded, dtype)
         if any(tensor.shape[-2] != header["tokens"] for tensor in tensors.values()):
             raise self._quarantined(path, "token count does not match")
-        entry = {"bytes": path.stat().st_size, "tokens": header["tokens"], "used": time.time()}
+        size = _size(path)
+        if size is None:
+            raise CacheMiss("evicted while it was being read")
+        entry = {"bytes": size, "tokens": header["tokens"], "used": time.time()}
         self._caches.set(key, entry)
         return CacheHit(key, tensors, header["tokens"], entry["bytes"])
 
@@ -209,8 +216,8 @@ class CacheStore:
         return StoreStats(
             caches=sum(1 for _ in self._cache_files()),
             tokens=sum(entry["tokens"] for entry in entries.values()),
-            bytes=sum(path.stat().st_size for path in self._cache_files()),
-            temporary_bytes=sum(path.stat().st_size for path in self._temporary_files()),
+            bytes=sum(_size(path) or 0 for path in self._cache_files()),
+            temporary_bytes=sum(_size(path) or 0 for path in self._temporary_files()),
             quarantined=sum(1 for _ in quarantine.iterdir()) if quarantine.exists() else 0,
             evictions=self.evictions,
             max_bytes=self.max_bytes,
@@ -236,15 +243,22 @@ class CacheStore:
         return problems
 
     def gc(self, keep: set[str] | None = None) -> GcReport:
-        """Remove temporary files, and caches that are not in `keep` (if it is given)."""
+        """Remove what nobody needs: temporary files whose writer is gone, damaged files.
+
+        With `keep` also all caches that are not among these keys.
+        """
         freed = temporary = caches = 0
         for path in list(self._temporary_files()):
-            freed, temporary = freed + path.stat().st_size, temporary + 1
-            path.unlink(missing_ok=True)
+            if abandoned(path):
+                freed, temporary = freed + (_size(path) or 0), temporary + 1
+                path.unlink(missing_ok=True)
         for path in list(self._cache_files()):
             if keep is not None and path.stem not in keep:
-                freed, caches = freed + path.stat().st_size, caches + 1
+                freed, caches = freed + (_size(path) or 0), caches + 1
                 self.delete(path.stem)
+        for folder in (self.folder / "quarantine", *self.folder.glob("catalog.broken-*")):
+            freed += sum(_size(path) or 0 for path in folder.rglob("*") if path.is_file())
+            shutil.rmtree(folder, ignore_errors=True)
         for key in self._caches.keys():  # noqa: SIM118
             if not self._path(key).exists():
                 self._caches.delete(key)
@@ -309,8 +323,9 @@ class CacheStore:
         return CacheMiss(reason)
 
     def _evict(self, keep: str, limit: int) -> None:
+        """Count what all processes have stored, and make room if it is too much."""
         entries = sorted(self._caches.items(), key=lambda item: item[1]["used"])
-        self._total = sum(entry["bytes"] for _, entry in entries)
+        self._total, self._uncounted = sum(entry["bytes"] for _, entry in entries), 0
         for key, entry in entries:
             if self._total <= limit:
                 return
@@ -332,7 +347,7 @@ class CacheStore:
             stat = path.stat()
             entry = {"bytes": stat.st_size, "tokens": header["tokens"], "used": stat.st_mtime}
             self._caches.set(path.stem, entry)
-        self._total = sum(entry["bytes"] for _, entry in self._caches.items())
+        self._total, self._uncounted = sum(e["bytes"] for _, e in self._caches.items()), 0
 
 
 def _header(path: Path) -> dict[str, Any]:
@@ -348,6 +363,14 @@ def _header(path: Path) -> dict[str, Any]:
         return header
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise CacheMiss(f"unreadable: {error}") from None
+
+
+def _size(path: Path) -> int | None:
+    """Bytes of a file, or None if it has just gone."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
 
 
 def _digest(header: dict[str, Any], tensors: dict[str, Tensor]) -> str:

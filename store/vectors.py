@@ -128,7 +128,7 @@ class VectorIndex:
         described = {
             "embedder": self._embedder,
             "dimension": self._dimension,
-            "sha256": _sha256(self._file),
+            "sha256": hashlib.sha256(content).hexdigest(),
             "ids": self.ids,
         }
         write_atomically(self._description, json.dumps(described).encode())

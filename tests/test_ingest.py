@@ -249,6 +249,47 @@ def test_a_full_store_says_that_caches_had_to_leave(engine: CAG, docs: Path) -> 
     assert report.evicted == engine.store.evictions > 0
 
 
+def test_one_file_under_two_names_is_one_document(engine: CAG, docs: Path) -> None:
+    (docs / "latest.md").symlink_to(docs / "harbour.md")
+    engine.ingest([docs])
+    for _ in range(2):
+        report = engine.ingest([docs, docs / "harbour.md"])
+        assert (len(report.unchanged), report.removed, report.skipped) == (2, [], [])
+
+
+def test_a_broken_copy_does_not_take_the_good_one_away(engine: CAG, docs: Path) -> None:
+    engine.ingest([docs])
+    (docs / "a-broken.docx").write_bytes((docs / "tower.txt").read_bytes())
+    report = engine.ingest([docs])
+    assert names([path for path, _ in report.skipped]) == ["a-broken.docx"]
+    assert len(report.unchanged) == 2 and not report.removed
+
+
+def test_prune_keeps_files_that_are_there(engine: CAG, docs: Path) -> None:
+    (docs / "README").write_text("A file of no known kind, named for itself.")
+    engine.ingest([docs / "README", docs])
+    assert not engine.ingest([docs], prune=True).removed
+    assert len(engine.library.documents()) == 3
+
+
+def test_a_paragraph_that_moves_keeps_its_cache(engine: CAG, docs: Path) -> None:
+    moved = "The ferry to the northern islands leaves at nine."
+    (docs / "a.txt").write_text(f"{moved}\n")
+    engine.ingest([docs])
+    (docs / "a.txt").write_text("Nothing is here.\n")
+    (docs / "b.txt").write_text(f"{moved}\n\n")
+    engine.ingest([docs])
+    passages = list(engine.library.passages())
+    assert any(moved in p.text and p.document.endswith("b.txt") for p in passages)
+    assert all(engine.store.has(passage.identity) for passage in passages)
+
+
+def test_half_a_character_in_a_text_is_replaced(engine: CAG) -> None:
+    report = engine.ingest_texts({"a": "The ferry \ud83d leaves.", "b\ud83d": "No name."})
+    assert report.added == ["a"]
+    assert [reason for _, reason in report.skipped] == ["its name is not UTF-8; rename it"]
+
+
 # -- texts ---------------------------------------------------------------------------------
 
 
@@ -374,7 +415,13 @@ def test_killed_while_storing(
 
 @pytest.mark.parametrize(
     ("owner", "name", "n"),
-    [(Library, "put", 4), (Retriever, "add", 1), (Retriever, "save", 1), (Retriever, "save", 2)],
+    [
+        (Library, "_enter", 4),
+        (Library, "put", 1),
+        (Retriever, "add", 1),
+        (Retriever, "save", 1),
+        (Retriever, "save", 2),
+    ],
 )
 def test_killed_while_recording(
     home: Path,

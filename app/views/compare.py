@@ -96,9 +96,10 @@ def _current(cag: CAG, offered: Sequence[str]) -> Request:
     """What the address asks for; after a visit to another page, what was asked before it."""
     query = {name: st.query_params.get_all(name) for name in st.query_params}
     before: Request | None = st.session_state.get("request")
-    if query or before is None:
+    if before is None or (query and query != before.as_lists()):
         return Request.from_query(query, cag.settings, offered)
-    st.query_params.from_dict(before.to_query())
+    if not query:
+        st.query_params.from_dict(before.to_query())
     return before
 
 

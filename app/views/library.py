@@ -108,7 +108,11 @@ def _reading(cag: CAG, paths: Sequence[Path], *, prune: bool = False) -> Callabl
         def update(step: Progress) -> None:
             job.update(_progress(step), step.done / max(1, step.total))
 
-        return cag.ingest(paths, prune=prune, on_progress=update)
+        report = cag.ingest(paths, prune=prune, on_progress=update)
+        for path, _ in report.skipped:  # an upload of which nothing was read
+            if cag.library.document(path) is None:
+                uploads.forget(_uploads(cag), path)
+        return report
 
     return work
 

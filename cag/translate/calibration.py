@@ -14,8 +14,8 @@ from cag.translate.base import Translator, align_texts
 from cag.translate.examples import Example
 from cag.translate.pairs import PairCollector
 
-#: A target that answers worse than this with the text before it says nothing about translation.
-LEAST_NATIVE = 0.1
+#: Where the text itself wins less F1 than this, answers say nothing about translation.
+LEAST_GAIN = 0.05
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,9 @@ class Calibration:
 
     Attributes
     ----------
-    native, translated
-        Mean token F1 against the wanted answers.
+    native, translated, without
+        Mean token F1 against the wanted answers: from the text, from the translated cache, and
+        without any passage.
     low, high
         95% interval of translated / native, by paired resampling of the questions.
     questions
@@ -34,14 +35,16 @@ class Calibration:
 
     native: float
     translated: float
+    without: float
     low: float
     high: float
     questions: int
 
     @property
     def retention(self) -> float | None:
-        """Translated / native, or None if the target cannot answer these questions itself."""
-        return self.translated / self.native if self.native >= LEAST_NATIVE else None
+        """Translated / native, or None if the text does not help the target to answer."""
+        helps = self.native - self.without >= LEAST_GAIN
+        return self.translated / self.native if helps else None
 
 
 @torch.no_grad()
@@ -70,6 +73,7 @@ def calibrate(
     """
     target, template = collector.target, collector.template
     generation = Generation(max_tokens=max_tokens, stop=template.stop)
+    nothing = collector.start()
     scores = []
     for example in held_out:
         text = collector.trim(example.text)
@@ -85,10 +89,10 @@ def calibrate(
             scores.append(
                 [
                     token_f1(_answered(collector, context, suffix, generation), wanted)
-                    for context in (native, translated)
+                    for context in (native, translated, nothing)
                 ]
             )
-    calibration = _calibration(torch.tensor(scores, dtype=torch.float64).view(-1, 2))
+    calibration = _calibration(torch.tensor(scores, dtype=torch.float64).view(-1, 3))
     translator.report.retention = calibration.retention
     translator.report.details["calibration"] = asdict(calibration)
     return calibration
@@ -104,13 +108,14 @@ def _answered(
 
 
 def _calibration(scores: torch.Tensor) -> Calibration:
-    """From the F1 of native and translated answers, with shape (N, 2)."""
+    """From the F1 of native, translated and unaided answers, with shape (N, 3)."""
     if not len(scores):
-        return Calibration(0.0, 0.0, 0.0, 0.0, 0)
-    native, translated = scores.mean(0).tolist()
+        return Calibration(0.0, 0.0, 0.0, 0.0, 0.0, 0)
+    native, translated, without = scores.mean(0).tolist()
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(len(scores), (1000, len(scores)), generator=generator)
     means = scores[drawn].mean(1)
-    ratios = means[:, 1] / means[:, 0].clamp_min(1e-6)
+    means = means[means[:, 0] > 0]
+    ratios = means[:, 1] / means[:, 0] if len(means) else torch.zeros(1, dtype=scores.dtype)
     low, high = ratios.quantile(torch.tensor([0.025, 0.975], dtype=ratios.dtype)).tolist()
-    return Calibration(native, translated, low, high, len(scores))
+    return Calibration(native, translated, without, low, high, len(scores))

@@ -12,9 +12,10 @@ import pytest
 
 from eval import plots
 from eval.arms import ARMS
+from eval.identity import OtherRun
 from eval.plots import NoPlotting, plot_routing
-from eval.report import command, remake
-from eval.summary import plain, read_log, summarise
+from eval.report import command, remake, write_report
+from eval.summary import plain, read_log, summarise, summarise_folder
 
 COSTS = {"tokens": 20, "macs": 3e9, "ms": 12.5, "seconds": 0.5, "first": 0.25}
 
@@ -276,8 +277,12 @@ def test_a_report_before_the_first_answer(folder: Path) -> None:
     pytest.importorskip("matplotlib")
     for log in folder.glob("*/*.jsonl"):
         log.unlink()
-    remake(folder)
-    assert "Nothing is measured yet." in (folder / "report.md").read_text()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(OtherRun, match="no logs"):  # as of a report whose logs were not kept
+        remake(folder)
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    (folder / "metrics.json").write_text(json.dumps(summarise_folder(folder)))
+    assert "Nothing is measured yet." in write_report(folder).read_text()
 
 
 def test_without_matplotlib_the_way_out_is_said(

@@ -330,11 +330,49 @@ def test_only_the_owner_can_enter(store: CacheStore) -> None:
 def test_gc_removes_only_what_nothing_refers_to(store: CacheStore) -> None:
     paths = put(store, 1, 2, 3)
     size = paths[2].stat().st_size
-    paths[0].with_name(".tmp-0-abc").write_bytes(b"half")
+    paths[0].with_name(".tmp-999999999-abc").write_bytes(b"half")
+    alive = paths[0].with_name(f".tmp-{os.getpid()}-abc")
+    alive.write_bytes(b"another writer is at work")
     report = store.gc(keep={paths[0].stem, paths[1].stem})
     assert (report.caches, report.temporary, report.bytes) == (1, 1, size + 4)
     assert not store.has(identity(3))
     assert holds(store, 1)
     assert holds(store, 2)
+    assert alive.exists()
     assert store.gc().caches == 0
     assert store.verify() == []
+
+
+def test_gc_empties_the_quarantine(store: CacheStore) -> None:
+    (path,) = put(store, 1)
+    flip(path, -1)
+    with pytest.raises(CacheMiss):
+        store.get(identity(1))
+    assert store.stats().quarantined == 1
+    assert store.gc().bytes > 0
+    assert store.stats().quarantined == 0
+
+
+def test_what_another_process_stores_counts_for_the_cap(store: CacheStore) -> None:
+    (path,) = put(store, 1)
+    size = path.stat().st_size
+    mine, other = (CacheStore(store.folder, codec="fp32", max_bytes=60 * size) for _ in range(2))
+    put(other, *range(2, 60))
+    put(mine, *range(60, 63))
+    assert mine.stats().bytes <= 60 * size
+
+
+def test_a_file_that_goes_while_it_is_read_is_a_miss(
+    store: CacheStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path,) = put(store, 1)
+    read = CacheStore._read
+
+    def evicting(self: CacheStore, path: Path) -> Any:
+        found = read(self, path)
+        path.unlink()
+        return found
+
+    monkeypatch.setattr(CacheStore, "_read", evicting)
+    with pytest.raises(CacheMiss, match="evicted"):
+        store.get(identity(1))
