@@ -365,7 +365,7 @@ def test_what_another_process_stores_counts_for_the_cap(store: CacheStore) -> No
 def test_a_file_that_goes_while_it_is_read_is_a_miss(
     store: CacheStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (path,) = put(store, 1)
+    put(store, 1)
     read = CacheStore._read
 
     def evicting(self: CacheStore, path: Path) -> Any:
