@@ -145,6 +145,25 @@ def test_a_link_reproduces_question_settings_and_answers(filled: CAG) -> None:
     assert one[0].tokens.refreshed == round(one[0].tokens.passage / 2)
 
 
+def test_the_next_question_is_the_one_that_was_typed(
+    filled: CAG, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the order in which models were chosen, and after none was chosen."""
+    monkeypatch.setattr(compare, "offered_targets", lambda cag: ["tgt", "ref"])
+    app = opened()
+    for targets in (["ref", "tgt"], [], ["tgt"]):
+        question = f"Which bells, {targets}?"
+        app.multiselect(key="targets").set_value(targets)
+        asked(app, question, paths=["direct"])
+        assert app.text_input(key="question").value == question
+        assert dict(app.query_params)["q"] == question
+        assert app.multiselect(key="targets").value == targets
+        if targets:
+            result = app.session_state["result"]
+            assert [a.target for a in result.answers] == targets
+            assert {a.question for a in result.answers} == {question}
+
+
 def test_a_link_that_makes_no_sense_gives_the_defaults(filled: CAG) -> None:
     app = opened(target="nobody", path="sideways", k="-1", tokens="many", refresh="all")
     assert sound(app)

@@ -41,7 +41,16 @@ def test_an_address_says_everything(
 
 @pytest.mark.parametrize(
     ("number", "k"),
-    [("0", 1), ("7", 7), ("-3", 2), ("9" * 30, MOST_PASSAGES), ("٣", 2), ("1e3", 2), ("", 2)],
+    [
+        ("9" * 5000, MOST_PASSAGES),
+        ("0", 1),
+        ("7", 7),
+        ("-3", 2),
+        ("9" * 30, MOST_PASSAGES),
+        ("٣", 2),
+        ("1e3", 2),
+        ("", 2),
+    ],
 )
 def test_numbers_are_kept_in_bounds(number: str, k: int) -> None:
     assert Request.from_query({"k": [number]}, SETTINGS, OFFERED).k == k

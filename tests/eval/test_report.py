@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from eval import plots
+from eval import lines, plots
 from eval.arms import ARMS
 from eval.identity import OtherRun
 from eval.plots import NoPlotting, plot_routing
@@ -291,3 +291,10 @@ def test_without_matplotlib_the_way_out_is_said(
     monkeypatch.setattr(plots.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(NoPlotting, match=r"pip install 'cag\[eval\]'"):
         plot_routing({"free": {"routing": ROUTING}}, folder / "x.png")
+
+
+def test_rows_of_two_processes_are_one(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    for arms in ({"native": free(0, 1)}, {"translated": free(0, 2)}):
+        lines.append(log, row(0, **arms))
+    assert set(read_log(log)["q0"]["arms"]) == {"native", "translated"}

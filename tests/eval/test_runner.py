@@ -402,6 +402,8 @@ def test_what_may_grow_and_what_may_not() -> None:
     assert differences(old, new) == []
     new["pairs"]["a"]["x"] = None  # type: ignore[index]
     assert differences(old, new) == ["pairs/a/x is 1, not null"]
+    told = ({"retention": value, "recovered": value, "sha256": 1} for value in (None, 0.9))
+    assert differences(*told) == []  # a calibration changes no answer
     assert differences({"n": 1}, {"m": 1}) == ["n is 1, not null", "m is null, not 1"]
 
 
