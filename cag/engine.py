@@ -333,12 +333,10 @@ class CAG:
     ) -> None:
         """Put the passages behind the prefix, on the path that `answer.path` names."""
         if answer.path == "own":
-            passages = [source.passage for source in answer.sources]
+            ids = [source.passage.id for source in answer.sources]
             missed = reuse_own(
                 lm, context, prompt, self.store, answer.timings,
-                on_used=lambda count, key: self.library.note_own(
-                    [p.id for p in passages[:count] if p.identity], key  # others were never stored
-                ),
+                on_used=lambda count, key: self.library.note_own(ids[:count], key),
             )  # fmt: skip
             if missed:
                 answer.reason = f"{len(missed)} passages were read and stored first ({missed[0]})"

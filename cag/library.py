@@ -127,10 +127,9 @@ class Library:
         It goes when one of them goes.
         """
         with self.store.catalog.transaction():
-            if not all(identifier in self._passages for identifier in passages):
-                self.store.delete(key)  # one of them was forgotten meanwhile
-                return
             for identifier in passages:
+                if identifier not in self._passages:
+                    continue  # of another store, or forgotten meanwhile: gc takes it
                 keys = self._own.get(identifier) or []
                 if key not in keys:
                     self._own.set(identifier, [*keys, key])

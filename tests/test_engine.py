@@ -367,12 +367,13 @@ def test_own_caches_go_with_every_passage_they_have_seen(asked: CAG, docs: Path)
     assert not asked.ask(QUESTION, mode="own", sources=order[1:]).reason
 
 
-def test_an_own_cache_of_a_document_forgotten_meanwhile_goes_at_once(asked: CAG) -> None:
+def test_gc_takes_an_own_cache_of_a_document_forgotten_meanwhile(asked: CAG) -> None:
     before = cache_files(asked)
     (source,) = asked.retrieve(QUESTION, k=1)
     stream = asked.stream(QUESTION, mode="own", sources=[source])
     asked.remove(source.passage.document)
     assert "".join(stream)
+    asked.store.gc(asked.library.live_keys())
     assert not set(cache_files(asked)) - set(before)
 
 
