@@ -11,13 +11,7 @@ from pathlib import Path
 
 from cag.answer import Answer, Comparison, Timings, Tokens
 from cag.compose import read_natively, read_prefix, reuse_own, timed, translate_passages
-from cag.errors import (
-    CagError,
-    ContextTooLong,
-    EmptyQuestion,
-    EmptyStore,
-    TranslatorError,
-)
+from cag.errors import CagError, ContextTooLong, EmptyQuestion, EmptyStore, TranslatorError
 from cag.ingest import Ingestor, IngestReport, Progress, reference_identity, store_passages
 from cag.library import Library, Passage
 from cag.lm.cache import KV, Context
@@ -348,10 +342,10 @@ class CAG:
                 caches = self._load(passages, answer)
             except (CagError, StoreError) as error:
                 answer.path, answer.reason = "fallback", str(error)
+                answer.translator = None  # it fits, but got no caches
             else:
-                timings = answer.timings
                 translate_passages(
-                    lm, context, translator, prompt, passages, caches, timings, refresh
+                    lm, context, translator, prompt, passages, caches, answer.timings, refresh
                 )
                 answer.tokens.refreshed = round(refresh * answer.tokens.passage)
                 return

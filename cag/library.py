@@ -126,6 +126,8 @@ class Library:
 
         It goes when one of them goes.
         """
+        if all(key in (self._own.get(identifier) or ()) for identifier in passages):
+            return  # as on every later use: no need to lock the catalog
         with self.store.catalog.transaction():
             for identifier in passages:
                 if identifier not in self._passages:

@@ -474,6 +474,7 @@ def test_a_damaged_cache_whose_model_is_gone_falls_back(asked: CAG) -> None:
     asked.models.add(other)
     answer = asked.ask(QUESTION, sources=[source])
     assert answer.path == "fallback" and "run `cag ingest` again" in answer.reason
+    assert answer.translator is None
     same_answer(answer, asked.ask(QUESTION, mode="direct", sources=[source]))
     asked.models._lms.pop("ref")  # its weights are not here, either
     assert asked.ask(QUESTION, sources=[source]).path == "fallback"
