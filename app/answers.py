@@ -90,6 +90,7 @@ def _card(answer: Answer) -> None:
     st.text(answer.answer or "(no answer)")
     times, tokens = answer.timings, answer.tokens
     read = f" ({tokens.refreshed:,} of them read over their translation)" * bool(tokens.refreshed)
+    read += f" ({tokens.kept:,} of them were translated before)" * bool(tokens.kept)
     st.caption(
         f"first token {shared.milliseconds(times.first_token)} · "
         f"total {shared.milliseconds(times.total)} · {times.tokens_per_second:.0f} tokens/s · "

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -40,11 +43,22 @@ class Timings:
     tokens_per_second: float = 0.0
 
 
+@contextmanager
+def timed(timings: Timings, name: str) -> Iterator[None]:
+    """Add the milliseconds spent inside to one of the timings."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        setattr(timings, name, getattr(timings, name) + 1e3 * (time.perf_counter() - start))
+
+
 @dataclass
 class Tokens:
     """Token counts of one answer.
 
-    ``refreshed`` are passage tokens that the target read over their translation.
+    ``refreshed`` are passage tokens that the target read over their translation, ``kept`` those
+    whose translation was still in memory.
     ``target_forward`` is counted by hooks on the target's decoder layers: tokens summed over the
     layers, divided by their number. The prefix is read once per model, so it is not among them.
     """
@@ -54,6 +68,7 @@ class Tokens:
     suffix: int = 0
     generated: int = 0
     refreshed: int = 0
+    kept: int = 0
     target_forward: float = 0
 
     @property

@@ -1,33 +1,18 @@
-"""Compose the target's context for a prompt: read, translate or reuse each passage."""
+"""Compose the target's context for a prompt: read, place or reuse each passage."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 
-from cag.align import align
-from cag.answer import Timings
-from cag.library import Passage
+from cag.answer import Timings, timed
 from cag.lm.cache import KV, Context
 from cag.lm.loading import LM
 from cag.lm.prompt import PASSAGE_FORMAT, Prompt, Template, prefix_ids
 from cag.lm.spec import hash_ids
 from cag.refresh import choose_tokens, extend
-from cag.translate.base import Translator
 from store import CacheMiss, CacheStore, StoreError
-
-
-@contextmanager
-def timed(timings: Timings, name: str) -> Iterator[None]:
-    """Add the milliseconds spent inside to one of the timings."""
-    start = time.perf_counter()
-    try:
-        yield
-    finally:
-        setattr(timings, name, getattr(timings, name) + 1e3 * (time.perf_counter() - start))
 
 
 @torch.inference_mode()
@@ -49,33 +34,32 @@ def read_natively(target: LM, context: Context, prompt: Prompt, timings: Timings
 
 
 @torch.inference_mode()
-def translate_passages(
+def place_translated(
     target: LM,
     context: Context,
-    translator: Translator,
     prompt: Prompt,
-    passages: Sequence[Passage],
-    caches: Sequence[KV],
+    texts: Sequence[str],
+    kv: KV,
     timings: Timings,
     refresh: float = 0.0,
 ) -> None:
-    """The translated path: of the passages only a share, `refresh`, passes the target's layers."""
-    if not passages:
-        return
-    with timed(timings, "align"):
-        alignments = [
-            align(passage.spans, spans)
-            for passage, spans in zip(passages, prompt.spans, strict=True)
-        ]
-    with timed(timings, "translate"):
-        kv = translator.translate(caches, alignments, target, prompt.passages, prompt.prefix)
-        if not refresh:
+    """The translated path: of the passages only a share, `refresh`, passes the target's layers.
+
+    Parameters
+    ----------
+    texts
+        Of the passages, in order.
+    kv
+        Their translation, canonical.
+    """
+    if not refresh:
+        with timed(timings, "translate"):
             context.append(kv)
-    if refresh:
-        with timed(timings, "prefill"):
-            texts = [PASSAGE_FORMAT.format(text=passage.text) for passage in passages]
-            mask = choose_tokens(prompt.question, texts, prompt.spans, refresh)
-            extend(target, context, kv, prompt.passage_ids, mask)
+        return
+    with timed(timings, "prefill"):
+        framed = [PASSAGE_FORMAT.format(text=text) for text in texts]
+        mask = choose_tokens(prompt.question, framed, prompt.spans, refresh)
+        extend(target, context, kv, prompt.passage_ids, mask)
 
 
 @torch.inference_mode()

@@ -7,10 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from cag.answer import Answer, Comparison, Timings, Tokens
-from cag.compose import read_natively, read_prefix, reuse_own, timed, translate_passages
+from cag.answer import Answer, Comparison, Timings, Tokens, timed
+from cag.compose import place_translated, read_natively, read_prefix, reuse_own
 from cag.errors import CagError, ContextTooLong, EmptyQuestion, EmptyStore, TranslatorError
 from cag.ingest import Ingestor, IngestReport, Progress, reference_identity, store_passages
 from cag.library import Library, Passage
@@ -23,6 +24,7 @@ from cag.models import Models
 from cag.retrieval import Retriever, Source
 from cag.settings import Settings
 from cag.translate import Translator
+from cag.translations import Translations
 from store import CacheMiss, CacheStore, StoreError, WriteLock
 
 MODES = ("translated", "direct", "own")
@@ -78,6 +80,7 @@ class CAG:
             codec=self.settings.codec,
         )
         self.library = Library(self.store)
+        self.translations = Translations(int(self.settings.keep_mb * 2**20))
         self._retriever: Retriever | None = None
         self._starts: dict[str, tuple[LM, Context]] = {}
         self._opening = threading.Lock()
@@ -166,6 +169,7 @@ class CAG:
             ids = self.library.remove(path)
             self.retriever.remove(ids)
             self.retriever.save()
+        self.translations.clear()  # nothing of it is to stay behind
         return len(ids)
 
     def retrieve(self, question: str, k: int | None = None) -> list[Source]:
@@ -337,16 +341,20 @@ class CAG:
             return
         if answer.path == "translated":
             passages = [source.passage for source in answer.sources]
+            load = partial(self._load, answer)
             try:
                 translator = self._translator(lm, answer, passages)
-                caches = self._load(passages, answer)
+                if passages:
+                    kv, answer.tokens.kept = self.translations.of(
+                        lm, translator, prompt, passages, load, answer.timings
+                    )
             except (CagError, StoreError) as error:
                 answer.path, answer.reason = "fallback", str(error)
                 answer.translator = None  # it fits, but got no caches
             else:
-                translate_passages(
-                    lm, context, translator, prompt, passages, caches, answer.timings, refresh
-                )
+                if passages:
+                    texts = [passage.text for passage in passages]
+                    place_translated(lm, context, prompt, texts, kv, answer.timings, refresh)
                 answer.tokens.refreshed = round(refresh * answer.tokens.passage)
                 return
         read_natively(lm, context, prompt, answer.timings)
@@ -389,7 +397,7 @@ class CAG:
                 return str(row["settings"]["reference"])
         return self.settings.reference
 
-    def _load(self, passages: Sequence[Passage], answer: Answer) -> list[KV]:
+    def _load(self, answer: Answer, passages: Sequence[Passage]) -> list[KV]:
         """Stored reference caches; one that is missing or damaged is made again."""
         caches = []
         for passage in passages:

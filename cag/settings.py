@@ -11,7 +11,7 @@ from typing import Any
 
 from cag.errors import BadSetting
 
-_LEAST = {"max_store_gb": 0.0, "min_retention": -math.inf, "refresh": 0.0}
+_LEAST = {"max_store_gb": 0.0, "keep_mb": 0.0, "min_retention": -math.inf, "refresh": 0.0}
 _MOST = {"refresh": 1.0}
 
 
@@ -34,6 +34,8 @@ class Settings:
         ``"auto"`` measures and picks.
     codec
         How caches lie on disk.
+    keep_mb
+        How much memory translations may take that are kept for the next question, in MiB.
     max_store_gb
         Cap of the store in GiB; least recently used caches go first.
     passage_tokens
@@ -61,6 +63,7 @@ class Settings:
     device: str = "auto"
     codec: str = "bf16"
     max_store_gb: float = 20.0
+    keep_mb: float = 512.0
     passage_tokens: int = 384
     join_tokens: int = 128
     batch: int = 4

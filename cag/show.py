@@ -121,9 +121,10 @@ def answer_details(answer: Answer) -> None:
         f"first token {times.first_token:.0f}, total {times.total:.0f} "
         f"({times.tokens_per_second:.1f} tokens/s)"
     )
-    refreshed = f" ({tokens.refreshed} refreshed)" if tokens.refreshed else ""
+    counts = {"refreshed": tokens.refreshed, "kept in memory": tokens.kept}
+    notes = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     _out.print(
-        f"tokens: prefix {tokens.prefix}, passages {tokens.passage}{refreshed}, "
+        f"tokens: prefix {tokens.prefix}, passages {tokens.passage}{notes and f' ({notes})'}, "
         f"suffix {tokens.suffix}, generated {tokens.generated}; "
         f"through the target's layers {tokens.target_forward:g}"
     )

@@ -110,6 +110,18 @@ def by_translator(name: str) -> Arm:
     return lambda b, q, other: (b.target, b.translated(name, q.passages))
 
 
+def apart(b: Bench, q: Question, other: Sequence[str]) -> tuple[LM, Context]:
+    """The target reads every passage by itself: composed as a translation is, nothing translated.
+
+    What it loses against native is the price of composing, the rest of translating.
+    """
+    context = b.start(b.target)
+    for ids in b.ids(b.target, q.passages):
+        alone = b.read(b.start(b.target), b.target, ids)
+        context.append(alone.canonical(alone.length - len(ids), alone.length))
+    return b.target, context
+
+
 def replayed(inject: bool) -> Arm:
     """The paper's setting: the target runs over the passages, a window of its layers injected.
 
@@ -199,6 +211,7 @@ REFRESHED = (10, 25, 50, 75)
 
 ARMS: dict[str, Arm] = {
     "native": lambda b, q, other: (b.target, b.native(b.target, q.passages)),
+    "apart": apart,
     "translated": by_translator("translated"),
     "ridge": by_translator("ridge"),
     "single_projection": by_translator("single_projection"),
@@ -230,6 +243,6 @@ NEEDS: dict[str, str] = {
 
 #: Arms in which the reference plays no part: pairs of one target share them.
 TARGET_ALONE = frozenset(
-    {"native", "replay_plain", "no_context", "text_rag"}
+    {"native", "apart", "replay_plain", "no_context", "text_rag"}
     | {name for name in ARMS if name.startswith("only_")}
 )

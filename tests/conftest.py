@@ -29,7 +29,7 @@ from cag.engine import CAG
 from cag.lm.loading import LM
 from cag.models import Models
 from cag.settings import Settings
-from cag.translate.base import Translator
+from cag.translate.base import TRANSLATORS, Translator, TranslatorConfig
 
 torch.set_num_threads(1)
 
@@ -192,3 +192,36 @@ def flops_per_token(translator: Translator) -> float:
         return int(counter.get_total_flops())
 
     return (flops(60) - flops(20)) / 40
+
+
+@functools.cache
+def random_pair() -> tuple[LM, LM]:
+    """A tiny reference and a target with another tokenizer."""
+    return tiny_lm("llama", 60), tiny_lm("gemma3_text", 20, seed=1)
+
+
+def random_translator(kind: str = "ridge", target: LM | None = None, **changes: Any) -> Translator:
+    """A small translator of random weights from the reference of `random_pair`."""
+    reference, usual = random_pair()
+    target = target or usual
+    config = TranslatorConfig(
+        kind=kind,
+        reference=reference.name,
+        target=target.name,
+        reference_fingerprint=reference.fingerprint,
+        target_fingerprint=target.fingerprint,
+        reference_spec=reference.spec.to_json(),
+        target_spec=target.spec.to_json(),
+        rank=8,
+        key_rank=10,
+        value_rank=6,
+        experts=4 if kind == "mixture" else 0,
+        hidden=5,
+        key_norm=target.spec.family == "gemma3_text",
+        **changes,
+    )
+    torch.manual_seed(0)
+    translator = TRANSLATORS[kind](config)
+    for name, tensor in translator.state_dict().items():
+        tensor.normal_(1.0 if name.endswith("_scale") else 0.0, 0.2)
+    return translator.eval().requires_grad_(False)

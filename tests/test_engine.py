@@ -18,7 +18,7 @@ from conftest import FAMILIES, tiny_lm, tiny_models
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from cag.answer import Answer, Timings
-from cag.compose import read_prefix, translate_passages
+from cag.compose import place_translated, read_prefix
 from cag.engine import CAG
 from cag.errors import (
     CagError,
@@ -285,9 +285,8 @@ def test_passages_land_rotated_at_their_places_in_any_order(
     for order in itertools.permutations(passages):
         prompt = build_prompt(lm, engine.template, [p.text for p in order], QUESTION)
         context = read_prefix(lm, engine.template)
-        translate_passages(
-            lm, context, Given(), prompt, order, [caches[p.id] for p in order], Timings()
-        )
+        kv = KV.join([caches[passage.id] for passage in order])
+        place_translated(lm, context, prompt, [p.text for p in order], kv, Timings())
         assert context.length == len(prompt.prefix) + len(prompt.passage_ids)
         start = len(prompt.prefix)
         for passage in order:
@@ -456,12 +455,14 @@ def test_a_damaged_cache_is_read_again(asked: CAG, damage: Callable[[Path], Any]
     source = asked.retrieve("harbour of Lindholm", k=1)[0]
     whole = asked.ask(QUESTION, sources=[source])
     damage(cache_path(asked, source))
+    asked.translations.clear()
     again = asked.ask(QUESTION, sources=[source])
     assert again.path == "translated"
     assert again.reason.startswith(f"passage {source.passage.id} was read again ({why}")
     same_answer(again, whole, 1e-5)
     assert set(cache_files(asked)) == set(files)
     assert asked.store.verify() == []
+    asked.translations.clear()
     assert not asked.ask(QUESTION, sources=[source]).reason
     same_answer(asked.ask(QUESTION), first, 1e-5)
 
@@ -478,6 +479,28 @@ def test_a_damaged_cache_whose_model_is_gone_falls_back(asked: CAG) -> None:
     same_answer(answer, asked.ask(QUESTION, mode="direct", sources=[source]))
     asked.models._lms.pop("ref")  # its weights are not here, either
     assert asked.ask(QUESTION, sources=[source]).path == "fallback"
+
+
+# -- kept translations ---------------------------------------------------------------------
+
+
+def test_what_was_asked_about_before_is_not_translated_again(asked: CAG) -> None:
+    first, again = asked.ask(QUESTION, k=2), asked.ask(QUESTION, k=2)
+    assert first.tokens.kept == 0 and first.timings.load > 0
+    assert again.tokens.kept == again.tokens.passage == first.tokens.passage > 0
+    assert again.timings.load == again.timings.align == 0
+    assert again.tokens.target_forward == first.tokens.target_forward
+    same_answer(again, first)
+    refreshed = asked.ask(QUESTION, k=2, refresh=0.5)
+    assert refreshed.tokens.kept == refreshed.tokens.passage
+    same_answer(asked.ask(QUESTION, k=2), first)
+
+
+def test_a_removed_document_leaves_no_translation_behind(asked: CAG) -> None:
+    asked.ask(QUESTION)
+    assert len(asked.translations)
+    asked.remove(next(iter(asked.library.documents())))
+    assert not len(asked.translations)
 
 
 # -- fallback ------------------------------------------------------------------------------
@@ -711,7 +734,7 @@ def test_json_of_an_answer(asked: CAG) -> None:
         "retrieve", "load", "align", "translate", "prefill", "first_token", "total",
     }  # fmt: skip
     assert set(found["tokens"]) == {
-        "prefix", "passage", "suffix", "generated", "refreshed", "target_forward",
+        "prefix", "passage", "suffix", "generated", "refreshed", "kept", "target_forward",
     }  # fmt: skip
     for row, source in zip(found["sources"], answer.sources, strict=True):
         assert set(row) == {"document", "title", "start", "end", "score", "passage_id"}

@@ -69,7 +69,7 @@ def speed(
     dtype: str | None = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Time to the first token and memory, direct / translated, warm and cold."""
+    """Time to the first token and memory, direct / translated: warm, cold and kept."""
     _print(run_speed(_settings(reference, target, dtype), tokens, repeats), as_json)
 
 

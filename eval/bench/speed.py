@@ -61,7 +61,7 @@ class _Length:
     sources: list[Source]
     files: list[Path]
     answers: dict[str, list[Answer]] = field(
-        default_factory=lambda: {"direct": [], "cold": [], "warm": []}
+        default_factory=lambda: {"direct": [], "cold": [], "warm": [], "kept": []}
     )
     growth: dict[str, list[int | None]] = field(
         default_factory=lambda: {"direct": [], "translated": []}
@@ -75,7 +75,8 @@ def run_speed(
 
     Both paths start from loaded models and answer the same question over the same passages;
     lengths and arms take turns. *Cold* drops the cache files from the page cache before each
-    load. Memory is measured in rounds of its own.
+    load, *kept* finds the translation of the question before in memory. Memory is measured in
+    rounds of its own.
 
     Parameters
     ----------
@@ -133,8 +134,10 @@ def _prepare(engine: CAG, folder: Path, tokens: int, seed: int) -> _Length:
     return length
 
 
-def _ask(engine: CAG, length: _Length, mode: str) -> Answer:
+def _ask(engine: CAG, length: _Length, mode: str, kept: bool = False) -> Answer:
     one = Generation(max_tokens=1)
+    if not kept:
+        engine.translations.clear()
     return engine.ask(_QUESTION, mode=mode, sources=length.sources, generation=one)
 
 
@@ -143,6 +146,7 @@ def _time(engine: CAG, length: _Length) -> None:
     drop_from_page_cache(length.files)
     length.answers["cold"].append(_ask(engine, length, "translated"))
     length.answers["warm"].append(_ask(engine, length, "translated"))
+    length.answers["kept"].append(_ask(engine, length, "translated", kept=True))
 
 
 def _weigh(engine: CAG, length: _Length) -> None:
@@ -169,6 +173,7 @@ def _summary(engine: CAG, length: _Length) -> dict[str, Any]:
         "target_dtype": str(engine.models.lm(engine.settings.target).dtype),
         "ttft_ratio_warm": direct / medians["warm"]["first_token"],
         "ttft_ratio_cold": direct / medians["cold"]["first_token"],
+        "ttft_ratio_kept": direct / medians["kept"]["first_token"],
         "median_ms": medians,
         "bytes_per_token": stored / sum(len(s.passage.spans) for s in length.sources),
         "memory_bytes": _memory(engine, length, translated, stored),

@@ -104,7 +104,8 @@ def test_speed(settings: Settings) -> None:
     for length in result["lengths"]:
         assert set(length) == {
             "tokens", "passage_tokens", "repeats", "path", "target_dtype", "ttft_ratio_warm",
-            "ttft_ratio_cold", "median_ms", "bytes_per_token", "memory_bytes", "target_forward",
+            "ttft_ratio_cold", "ttft_ratio_kept", "median_ms", "bytes_per_token", "memory_bytes",
+            "target_forward",
         }  # fmt: skip
         assert length["path"] == "translated" and length["repeats"] == 2
         assert length["target_dtype"] == "torch.float32"
@@ -116,6 +117,8 @@ def test_speed(settings: Settings) -> None:
             assert length[f"ttft_ratio_{arm}"] == pytest.approx(ratio)
             assert ms[arm]["load"] > 0 < ms[arm]["translate"]
             assert forward["direct"] - forward[arm] == length["passage_tokens"]
+        assert ms["kept"]["load"] == ms["kept"]["align"] == 0
+        assert forward["kept"] == forward["warm"]
         assert ms["direct"]["load"] == ms["direct"]["translate"] == 0
         stored = 2 * tiny_lm("llama").spec.numbers_per_token  # bf16
         assert length["bytes_per_token"] > stored

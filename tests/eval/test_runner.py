@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from cag import cli
 from cag.errors import CagError, TranslatorError
+from cag.lm.cache import KV
 from cag.lm.decode import Generation
 from cag.lm.loading import LM
 from cag.lm.prompt import prefix_ids
@@ -139,6 +140,26 @@ def test_tokens_are_those_that_pass_the_layers(bench: MeteredBench) -> None:
     assert rows["refresh_last_16"]["macs"] > rows["only_last_16"]["macs"]
     bench._sources.clear()
     assert run_arm(bench, "translated", question, ())[0]["macs"] == rows["translated"]["macs"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_apart_is_native_for_the_first_passage_alone(family: str) -> None:
+    bench = make_bench(family)
+    lm, (one, two) = bench.target, PASSAGES[:2]
+    lengths = [len(ids) for ids in bench.ids(lm, (one, two))]
+    start = bench.start(lm).length
+
+    def found(arm: str, *passages: str) -> KV:
+        context = ARMS[arm](bench, replace(FREE[0], passages=passages), ())[1]
+        assert context.length == start + sum(lengths)
+        return context.canonical(start, context.length)
+
+    both = found("apart", one, two)
+    native, swapped = found("native", one, two), found("apart", two, one)
+    split = lengths[0]
+    torch.testing.assert_close(both.keys[:, :, :split], native.keys[:, :, :split])
+    assert not torch.allclose(both.values[-1, :, split:], native.values[-1, :, split:], atol=1e-3)
+    torch.testing.assert_close(both.values[:, :, split:], swapped.values[:, :, : lengths[1]])
 
 
 def test_sources_cost_nothing_where_both_models_are_one(bench: MeteredBench) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import FAMILIES, TEXT, flops_per_token, tiny_lm
+from conftest import FAMILIES, TEXT, flops_per_token, random_pair, random_translator, tiny_lm
 from safetensors.torch import load_file, save_file
 from test_ridge import toy_config
 from torch import Tensor
@@ -23,40 +23,14 @@ from cag.lm.prefill import prefill
 from cag.translate.base import (
     TRANSLATORS,
     Translator,
-    TranslatorConfig,
     align_texts,
     flatten,
     load_translator,
 )
 from cag.translate.training import _key_norm_weights
 
-REFERENCE, TARGET = tiny_lm("llama", 60), tiny_lm("gemma3_text", 20, seed=1)
+REFERENCE, TARGET = random_pair()
 KINDS = list(TRANSLATORS)
-
-
-def random_translator(kind: str = "ridge", target: LM = TARGET, **changes: Any) -> Translator:
-    """A small translator of random weights from a tiny llama."""
-    config = TranslatorConfig(
-        kind=kind,
-        reference=REFERENCE.name,
-        target=target.name,
-        reference_fingerprint=REFERENCE.fingerprint,
-        target_fingerprint=target.fingerprint,
-        reference_spec=REFERENCE.spec.to_json(),
-        target_spec=target.spec.to_json(),
-        rank=8,
-        key_rank=10,
-        value_rank=6,
-        experts=4 if kind == "mixture" else 0,
-        hidden=5,
-        key_norm=target.spec.family == "gemma3_text",
-        **changes,
-    )
-    torch.manual_seed(0)
-    translator = TRANSLATORS[kind](config)
-    for name, tensor in translator.state_dict().items():
-        tensor.normal_(1.0 if name.endswith("_scale") else 0.0, 0.2)
-    return translator.eval().requires_grad_(False)
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import tiny_models
-from test_base import edit_description, random_translator
+from conftest import random_translator, tiny_models
+from test_base import edit_description
 
 from cag.errors import TranslatorError
 from cag.settings import Settings
