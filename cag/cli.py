@@ -215,6 +215,9 @@ def train(
     drop_reserved: Annotated[
         bool, typer.Option(help="Leave out passages of report splits instead of refusing a file.")
     ] = False,
+    adapt: Annotated[
+        bool, typer.Option("--adapt", help="Go on from the translator that is there.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a translator from REFERENCE to TARGET; a stopped run goes on where it was."""
@@ -235,6 +238,7 @@ def train(
         at_once=at_once,
         kind=kind,
         drop_reserved=drop_reserved,
+        adapt=adapt,
         log=show.event if not as_json else lambda event: None,
     )
     if as_json:

@@ -21,8 +21,9 @@ from cag.scoring import recovered_share
 from cag.translate.base import Translator
 from cag.translate.config import spread
 from cag.translate.moments import Moments
+from cag.translate.recipe import Recipe
 from cag.translate.ridge import Ridge
-from cag.translate.training import Edit, Recipe, Trainer
+from cag.translate.training import Edit, Trainer
 from eval import lines
 from eval.metrics import bootstrap
 

@@ -90,7 +90,8 @@ def ablations(
     """Change one thing of the recipe at a time."""
     from cag.models import Models
     from cag.translate.command import examples_of
-    from cag.translate.training import Recipe, Trainer
+    from cag.translate.recipe import Recipe
+    from cag.translate.training import Trainer
     from eval.ablations import run_ablations, table
 
     settings = Settings.from_environment()

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, Qwen2Config
 
 from cag.lm.spec import KVSpec
 from cag.translate import TRANSLATORS, TranslatorConfig
-from cag.translate.training import Recipe
+from cag.translate.recipe import Recipe
 
 _SIZES = ("rank", "key_rank", "value_rank", "predecessors", "experts", "active", "hidden")
 #: What `cag train` builds.

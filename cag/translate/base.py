@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -192,6 +193,15 @@ class Translator(nn.Module):
         anchors = anchors.to(parameter.device, parameter.dtype)
         keys, values = self.expand(torch.cat(rows), anchors, starts)
         return with_lowest_layer(keys, values, lowest_layer(target, ids, len(preceding)))
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of all its weights."""
+        found = hashlib.sha256()
+        for name, tensor in sorted(self.state_dict().items()):
+            found.update(name.encode())
+            found.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
+        return found.hexdigest()[:32]
 
     def check_models(self, reference_fingerprint: str, target: LM) -> None:
         """Refuse models this translator was not trained for.

@@ -15,6 +15,7 @@ from cag.lm.prompt import DEFAULT_TEMPLATE
 from cag.models import Models
 from cag.settings import Settings
 from cag.translate.base import (
+    Translator,
     load_translator,
     parse_description,
     read_description,
@@ -23,9 +24,10 @@ from cag.translate.base import (
 from cag.translate.calibration import calibrate
 from cag.translate.config import spread
 from cag.translate.examples import Example, read_examples
-from cag.translate.finding import own_copy, pair_name
+from cag.translate.finding import find_translator, own_copy, pair_name
 from cag.translate.pairs import PairCollector
-from cag.translate.training import Recipe, Trainer
+from cag.translate.recipe import Recipe, recipe_of
+from cag.translate.training import Trainer
 
 
 def train_translator(
@@ -43,6 +45,7 @@ def train_translator(
     at_once: int = 4,
     kind: str = "mixture",
     drop_reserved: bool = False,
+    adapt: bool = False,
     log: Callable[[dict[str, Any]], None] = lambda event: None,
 ) -> tuple[Path, dict[str, Any]]:
     """Train a translator and save it.
@@ -68,11 +71,20 @@ def train_translator(
         compare with.
     drop_reserved
         Leave out passages that figures are reported on, instead of refusing their file.
+    adapt
+        Go on from the translator of this pair that is there, end to end, instead of starting
+        anew; it keeps its layers.
 
     Returns
     -------
     tuple
         The folder and the report as JSON.
+
+    Raises
+    ------
+    TranslatorError
+        If there is no translator to adapt, it is of other weights, or the data changed since
+        the run that would go on.
     """
     started = time.monotonic()
     examples, chosen_by = examples_of(
@@ -82,26 +94,57 @@ def train_translator(
     models = Models(settings)
     lm = models.lm(reference)
     used = None if layers is None else spread(lm.spec.layers, min(layers, lm.spec.layers))
+    recipe = replace(recipe_of(kind, minutes, seed), at_once=at_once, reference_layers=used)
+    folder, begin = settings.home / "runs" / name, None
+    if adapt:
+        begin, recipe = _to_adapt(settings, models, reference, target, recipe)
+        folder = folder.with_name(f"{name}.adapt-{begin.fingerprint[:8]}")
     trainer = Trainer(
         lm,
         models.lm(target),
-        folder=settings.home / "runs" / name,
+        folder=folder,
         readings=settings.home / "readings",
         examples=examples,
         held_out=chosen_by,
-        recipe=replace(recipe_of(kind, minutes, seed), at_once=at_once, reference_layers=used),
+        recipe=recipe,
+        begin=begin,
         log=log,
     )
     translator = trainer.run()
+    if begin is not None:
+        translator.report.details["adapted_from"] = _summary(begin)
     translator.report.details |= {
         "data": [Path(source).name for source in data],
         "seed": seed,
         "minutes": round((time.monotonic() - started) / 60, 1),
     }
     default = settings.home / "translators" / name if kind == "mixture" else trainer.stages
-    folder = out or default
-    translator.save(folder)
-    return folder, {"recovered": translator.report.recovered, **translator.report.details}
+    written = out or default
+    translator.save(written)
+    return written, {"recovered": translator.report.recovered, **translator.report.details}
+
+
+def _to_adapt(
+    settings: Settings, models: Models, reference: str, target: str, recipe: Recipe
+) -> tuple[Translator, Recipe]:
+    """The translator to go on from, and the recipe with its parts and without its first stages."""
+    begin = find_translator(settings.home, reference, target)
+    if begin is None:
+        raise TranslatorError(
+            f"there is no translator from '{reference}' to '{target}' to adapt; train one "
+            "without --adapt"
+        )
+    if recipe.kind != "mixture" or recipe.reference_layers is not None:
+        raise TranslatorError("with --adapt kind and layers are those of the translator")
+    begin.check_models(models.lm(reference).fingerprint, models.lm(target))
+    return begin, recipe.adapting(begin.config)
+
+
+def _summary(translator: Translator) -> dict[str, Any]:
+    """What is worth knowing of a translator that another one was made from."""
+    report, wanted = translator.report, ("passages", "data", "minutes", "adapted_from")
+    kept = {name: report.details[name] for name in wanted if name in report.details}
+    return {"fingerprint": translator.fingerprint, "recovered": report.recovered, **kept}
 
 
 def calibrate_on(
@@ -172,18 +215,6 @@ def _merged(examples: Sequence[Example]) -> list[Example]:
     for example in examples:
         questions.setdefault(example.text, {}).update(dict.fromkeys(example.questions))
     return [Example(text, tuple(asked)) for text, asked in questions.items()]
-
-
-def recipe_of(kind: str, minutes: float, seed: int) -> Recipe:
-    """The recipe of a kind: one budget and one set of losses for all, fit for comparisons.
-
-    The baselines have no closed-form part to keep in place, and a wide MLP needs no more than
-    its own width.
-    """
-    recipe = Recipe(kind=kind, minutes=minutes, seed=seed)
-    if kind == "ridge":
-        return replace(recipe, minutes=0.0)
-    return replace(recipe, hidden=2048) if kind == "single_projection" else recipe
 
 
 def _drawn(

@@ -6,6 +6,7 @@ What the models read lies apart and serves every pair and every kind of translat
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -39,65 +40,10 @@ from cag.translate.losses import AttentionMatching, answer_loss, kv_error, outpu
 from cag.translate.mixture import Mixture
 from cag.translate.pairs import Pair, PairCollector, PairFiles
 from cag.translate.readings import digest
+from cag.translate.recipe import Recipe
 
 Log = Callable[[dict[str, Any]], None]
 Edit = Callable[[KV, KV], KV]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Everything that decides what a training run does.
-
-    Attributes
-    ----------
-    kind
-        ``mixture``, ``ridge`` (closed form only), or one of the baselines.
-    projection_passages
-        How many passages the widest regression is fitted on.
-    minutes
-        Wall-clock budget of the gradient stages together.
-    matching_share
-        Share of `minutes` spent on attention matching; the rest goes end to end.
-    batch, at_once
-        Passages per step, and how many of them go through the target together: fewer need
-        less memory.
-    matching_rate, answer_rate
-        Peak learning rates of the two stages; the closed-form maps get a fifth.
-    patience
-        A descent ends when so many measurements, two minutes apart, brought nothing better.
-    average
-        Decay of the exponential moving average of the weights that is kept.
-    matching
-        Weights of attention KL, attention output error and KV error, in both stages.
-    answers
-        Weights of answer KL, answer NLL and the shift of the last states, end to end.
-    replay
-        Weight of the paper's own Context Correction Loss, end to end; for comparison.
-    """
-
-    kind: str = "mixture"
-    rank: int = 512
-    key_rank: int = 768
-    value_rank: int = 512
-    predecessors: int = 3
-    experts: int = 4
-    active: int = 2
-    hidden: int = 96
-    routing: str = "learned"
-    reference_layers: tuple[int, ...] | None = None
-    projection_passages: int = 400
-    minutes: float = 35.0
-    matching_share: float = 0.3
-    batch: int = 4
-    at_once: int = 4
-    patience: int = 5
-    matching_rate: float = 3e-4
-    answer_rate: float = 6e-5
-    average: float = 0.98
-    matching: tuple[float, float, float] = (1.0, 1.0, 0.2)
-    answers: tuple[float, float, float] = (1.0, 0.3, 0.5)
-    replay: float = 0.0
-    seed: int = 0
 
 
 @dataclass
@@ -118,6 +64,8 @@ class Trainer:
         Where stages lie, if not in `folder`: several recipes can share a run.
     readings
         Where what the models read is kept, if not in `folder`: several runs can share it.
+    begin
+        A translator to go on from, instead of the closed form; the recipe describes its parts.
     """
 
     reference: LM
@@ -130,6 +78,7 @@ class Trainer:
     log: Log = lambda event: None
     work: Path | None = None
     readings: Path | None = None
+    begin: Translator | None = None
 
     def __post_init__(self) -> None:
         overlap = {e.text for e in self.examples} & {e.text for e in self.held_out}
@@ -162,6 +111,8 @@ class Trainer:
             "template": self.template.fingerprint,
             "seed": self.recipe.seed,
         }
+        if self.begin is not None:
+            run["begin"] = self.begin.fingerprint
         recipe = json.loads(json.dumps(asdict(self.recipe)))
         del recipe["at_once"]  # how much fits into memory changes nothing
         for path, described in (
@@ -224,8 +175,10 @@ class Trainer:
         return pairs
 
     def start(self) -> Translator:
-        """The translator that descent starts from: everything in closed form."""
+        """The translator that descent starts from: `begin`, or everything in closed form."""
         recipe = self.recipe
+        if self.begin is not None:
+            return copy.deepcopy(self.begin).to(self.target.device)
         if recipe.kind != "mixture":
             return self.fit(recipe.kind)
         ridge = self.fit("ridge")

@@ -16,7 +16,8 @@ from cag.lm.cache import KV
 from cag.lm.prompt import Template
 from cag.translate.config import spread
 from cag.translate.examples import Example
-from cag.translate.training import Recipe, Trainer
+from cag.translate.recipe import Recipe
+from cag.translate.training import Trainer
 from eval import ablations
 from eval.ablations import (
     RANKS,

@@ -32,8 +32,9 @@ from cag.translate.losses import AttentionMatching, answer_loss, replay_error
 from cag.translate.mixture import Mixture
 from cag.translate.pairs import Pair, PairCollector, PairFiles
 from cag.translate.readings import Source
+from cag.translate.recipe import Recipe
 from cag.translate.ridge import Ridge
-from cag.translate.training import Log, Recipe, Trainer
+from cag.translate.training import Log, Trainer
 
 SHORT = Template(prefix="Read this.\nContext:", suffix="\nQ: {question}\nA:")
 #: Minutes of a clock that jumps by a second whenever it is read: about 60 steps of descent.
@@ -552,17 +553,22 @@ def test_a_stage_without_minutes_is_left_out(change: dict[str, float], tmp_path:
 # -- the command -----------------------------------------------------------------------------
 
 
+def write_rows(path: Path, examples: Sequence[Example]) -> Path:
+    """A file of questions, the first one of each passage."""
+    rows = [
+        {"passage": example.text, "question": question, "answer": answer}
+        for example in examples
+        for question, answer in example.questions[:1]
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
 @pytest.mark.parametrize("kind", ["mixture", "shared_latent"])
 def test_only_the_mixture_goes_where_questions_find_it(
     kind: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [
-        {"passage": example.text, "question": question, "answer": answer}
-        for example in EXAMPLES
-        for question, answer in example.questions[:1]
-    ]
-    data = tmp_path / "data.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = write_rows(tmp_path / "data.jsonl", EXAMPLES)
     small = replace(RECIPE, kind=kind, minutes=0.0)
     monkeypatch.setattr(command, "recipe_of", lambda *asked: replace(small, kind=asked[0]))
     monkeypatch.setattr(command, "Models", tiny_models)
@@ -593,6 +599,56 @@ def test_only_the_mixture_goes_where_questions_find_it(
     assert load_translator(folder).report == kept
     assert kept.recovered == saved.report.recovered
     assert (folder / "translator.safetensors").read_bytes() == weights
+
+
+@pytest.mark.usefixtures("last_weights")
+def test_a_translator_is_adapted_to_other_passages(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "recipe_of", lambda kind, *_: replace(RECIPE, kind=kind))
+    monkeypatch.setattr(command, "Models", tiny_models)
+    settings = Settings(home=home, reference="ref", target="tgt", dtype="float32")
+    general = str(write_rows(tmp_path / "general.jsonl", EXAMPLES))
+    own = str(write_rows(tmp_path / "own.jsonl", made_up(24, seed=5)))
+
+    def train(data: str, **options: Any) -> Translator:
+        folder, _ = command.train_translator(settings, "ref", "tgt", data=[data], **options)
+        assert folder == home / "translators" / "ref--tgt"
+        return load_translator(folder)
+
+    with pytest.raises(TranslatorError, match="no translator from 'ref' to 'tgt' to adapt"):
+        train(own, adapt=True)
+    first = train(general, layers=2)
+    events: list[dict[str, Any]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Ridge, "fit", None)  # calling it would fail
+        second = train(own, adapt=True, log=events.append)
+    assert {event["stage"] for event in events} >= {"finished", "calibration"}
+    assert second.config == first.config and not same_weights(second, first)
+    details = second.report.details
+    assert details["data"] == ["own.jsonl"]
+    assert details["adapted_from"]["fingerprint"] == first.fingerprint
+    assert details["adapted_from"]["data"] == ["general.jsonl"]
+    third = train(own, adapt=True)  # from the second, not the first again
+    assert third.report.details["adapted_from"]["fingerprint"] == second.fingerprint
+    for options in ({"layers": 2}, {"kind": "ridge"}):
+        with pytest.raises(TranslatorError, match="are those of the translator"):
+            train(own, adapt=True, **options)
+
+
+def test_adapting_never_makes_it_worse_on_what_it_is_chosen_by(
+    done: tuple[Run, Mixture], tmp_path: Path
+) -> None:
+    run, mixture = done
+    found = Run(tmp_path / "run", run.reference, run.target)
+    recipe = replace(RECIPE.adapting(mixture.config), answer_rate=1.0)
+    trainer = found.trainer(recipe=recipe, begin=mixture)
+    trainer.collect()
+    before = trainer.recovered(mixture)
+    adapted = trainer.run()
+    assert trainer.recovered(adapted)["translated"] <= before["translated"] + 1e-6
+    with pytest.raises(TranslatorError, match="holds a run with other"):
+        found.trainer(recipe=recipe, begin=Mixture(mixture.config))
 
 
 @pytest.mark.parametrize("kind", ["shared_latent", "single_projection"])
