@@ -15,14 +15,19 @@ from eval.data.strategyqa import read_strategyqa
 from eval.data.synthetic import read_synthetic
 
 _HOTPOTQA = "hotpotqa/dev_sample100.json"
-_XQUAD = "xquad/xquad.en.json"
-_SQUADSHIFTS = "squadshifts/new_wiki_v1.0.json"
+_XQUAD = Task("xquad", "report", "xquad/xquad.en.json", read_squad)
+_SQUADSHIFTS = Task(
+    "squadshifts",
+    "choose",
+    "squadshifts/new_wiki_v1.0.json",
+    partial(read_squad, first=1000, last=1300),
+)
 
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
-        Task("xquad", "report", _XQUAD, read_squad),
-        Task("squadshifts", "choose", _SQUADSHIFTS, partial(read_squad, first=1000, last=1300)),
+        _XQUAD,
+        _SQUADSHIFTS,
         Task("covidqa", "report", "covidqa/200423_covidQA.json", read_covidqa),
         Task("boolq", "report", "boolq/dev.jsonl", partial(read_boolq, first=2000)),
         Task("pubmedqa", "report", "pubmedqa/ori_pqal.json", read_pubmedqa),
@@ -32,11 +37,12 @@ TASKS: dict[str, Task] = {
         Task("synthetic", "report", "", read_synthetic),
         *(
             Task(
-                f"xquad_{count}_{'last' if last else 'first'}",
-                "report",
-                _XQUAD,
-                partial(read_among, read=read_squad, count=count, last=last),
+                f"{single.name}_{count}_{'last' if last else 'first'}",
+                single.role,
+                single.file,
+                partial(read_among, read=single.read, count=count, last=last),
             )
+            for single in (_XQUAD, _SQUADSHIFTS)
             for count in (2, 4, 8)
             for last in (False, True)
         ),

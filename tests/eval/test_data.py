@@ -557,4 +557,7 @@ def test_the_right_passage_stands_first_or_last_among_others(
         assert len(question.passages) == len(set(question.passages)) == count
         assert (question.id, question.answers) == (plain.id, plain.answers)
     assert len({question.passages for question in found}) > 6
-    assert all(f"xquad_{count}_{name}" in TASKS for name in ("first", "last"))
+    names = [
+        f"{task}_{count}_{name}" for task in ("xquad", "squadshifts") for name in ("first", "last")
+    ]
+    assert [TASKS[name].role for name in names] == ["report", "report", "choose", "choose"]
