@@ -90,11 +90,11 @@ def _card(answer: Answer) -> None:
     st.text(answer.answer or "(no answer)")
     times, tokens = answer.timings, answer.tokens
     read = f" ({tokens.refreshed:,} of them read over their translation)" * bool(tokens.refreshed)
-    read += f" ({tokens.kept:,} of them were translated before)" * bool(tokens.kept)
+    kept = f" · {tokens.kept:,} translated before" * bool(tokens.kept)
     st.caption(
         f"first token {shared.milliseconds(times.first_token)} · "
         f"total {shared.milliseconds(times.total)} · {times.tokens_per_second:.0f} tokens/s · "
-        f"{tokens.target_forward:,g} tokens through the layers",
+        f"{tokens.target_forward:,g} tokens through the layers" + kept,
         help=f"The prompt has {tokens.prefix:,} tokens before, {tokens.passage:,} in{read} and "
         f"{tokens.suffix:,} after the passages; {tokens.generated:,} were generated.",
     )

@@ -63,6 +63,7 @@ def warm_up(target: str, mode: str) -> None:
     if mode == "own":  # which would store what nobody asked about
         mode = "direct"
     cag.ask("?", target=target, mode=mode, sources=sources, generation=Generation(max_tokens=1))
+    cag.translations.clear()  # nobody asked about this passage
 
 
 # -- text ----------------------------------------------------------------------------------------

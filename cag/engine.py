@@ -144,13 +144,16 @@ class CAG:
     def _ingestor(self, on_progress: Callable[[Progress], None]) -> Iterator[Ingestor]:
         with WriteLock(self.folder):
             self.retriever.refresh()
-            yield Ingestor(
-                self.library,
-                self.retriever,
-                lambda: self.models.lm(self.settings.reference),
-                self.settings,
-                on_progress,
-            )
+            try:
+                yield Ingestor(
+                    self.library,
+                    self.retriever,
+                    lambda: self.models.lm(self.settings.reference),
+                    self.settings,
+                    on_progress,
+                )
+            finally:
+                self.translations.clear()  # documents may have gone
 
     def remove(self, document: str) -> int:
         """Forget a document and all its caches; returns how many passages it had.
@@ -352,6 +355,9 @@ class CAG:
                 answer.path, answer.reason = "fallback", str(error)
                 answer.translator = None  # it fits, but got no caches
             else:
+                if answer.tokens.kept:  # what is asked about most must not go first
+                    for passage in passages:
+                        self.store.touch(passage.identity)
                 if passages:
                     texts = [passage.text for passage in passages]
                     place_translated(lm, context, prompt, texts, kv, answer.timings, refresh)

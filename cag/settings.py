@@ -35,7 +35,8 @@ class Settings:
     codec
         How caches lie on disk.
     keep_mb
-        How much memory translations may take that are kept for the next question, in MiB.
+        How much memory of the target's device the translations may take that are kept for the
+        next questions, in MiB.
     max_store_gb
         Cap of the store in GiB; least recently used caches go first.
     passage_tokens

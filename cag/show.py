@@ -146,6 +146,8 @@ def comparison(compared: Comparison) -> None:
         table.add_row(f"{name} ms", *(f"{value:.0f}" for value in values))
     forward = (f"{answer.tokens.target_forward:g}" for answer in (one, other))
     table.add_row("target tokens", *forward)
+    if one.tokens.kept:
+        table.add_row("kept tokens", str(one.tokens.kept), "")
     _out.print(table)
     ratio = other.timings.first_token / max(1e-3, one.timings.first_token)
     _out.print(

@@ -28,7 +28,8 @@ class Translations:
 
     A translation is taken from memory only if everything that shaped it is the same: stored
     cache, translator, target, its tokens, and what of the prompt before it the translator sees.
-    Safe under threads.
+    Passages that are not there are translated together, as one product is faster than many: so
+    it is the same up to rounding. Safe under threads.
 
     Parameters
     ----------
@@ -40,6 +41,7 @@ class Translations:
         self.max_bytes = max_bytes
         self.bytes = 0
         self._kept: OrderedDict[Hashable, KV] = OrderedDict()
+        self._generation = 0  # of what may be put in: `clear` begins a new one
         self._lock = threading.Lock()
 
     @torch.inference_mode()
@@ -64,6 +66,7 @@ class Translations:
         tuple
             The KV, with shape (L, H, T, D), and how many of the T tokens were in memory.
         """
+        generation = self._generation
         whole, keys, starts = prompt.ids, list[Hashable](), [len(prompt.prefix)]
         for passage, ids in zip(passages, prompt.passages, strict=True):
             before = whole[: starts[-1]]
@@ -88,14 +91,16 @@ class Translations:
                     caches, alignments, target, prompt.passages[chosen], whole[:first]
                 )
                 for index in run:
-                    self._put(keys[index], kv[starts[index] - first : starts[index + 1] - first])
+                    part = kv[starts[index] - first : starts[index + 1] - first]
+                    self._put(keys[index], part, generation)
                 parts.append(kv)
         with timed(timings, "translate"):
             return KV.join(parts) if len(parts) > 1 else parts[0], kept
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Forget all of them, and what is being translated right now as well."""
         with self._lock:
+            self._generation += 1
             self._kept.clear()
             self.bytes = 0
 
@@ -109,11 +114,13 @@ class Translations:
                 self._kept.move_to_end(key)
             return kv
 
-    def _put(self, key: Hashable, kv: KV) -> None:
+    def _put(self, key: Hashable, kv: KV, generation: int) -> None:
         if kv.bytes > self.max_bytes:
             return
         kv = KV(kv.keys.clone(), kv.values.clone())  # a slice would hold its neighbours, too
         with self._lock:
+            if generation != self._generation:
+                return
             if (old := self._kept.pop(key, None)) is not None:
                 self.bytes -= old.bytes
             self._kept[key] = kv

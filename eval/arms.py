@@ -113,7 +113,8 @@ def by_translator(name: str) -> Arm:
 def apart(b: Bench, q: Question, other: Sequence[str]) -> tuple[LM, Context]:
     """The target reads every passage by itself: composed as a translation is, nothing translated.
 
-    What it loses against native is the price of composing, the rest of translating.
+    What it loses against native is the price of composing, the rest of translating. Where
+    positions are learned, those of every passage begin behind the prefix, and cost something, too.
     """
     context = b.start(b.target)
     for ids in b.ids(b.target, q.passages):

@@ -70,5 +70,6 @@ def describe_translator(translator: Translator, folder: Path) -> dict[str, Any]:
         "macs_per_token": translator.multiplications(),
         "recovered": translator.report.recovered,
         "retention": translator.report.retention,
-        "training": {name: details.get(name) for name in ("passages", "minutes", "seed", "data")},
+        "training": {name: details.get(name) for name in ("passages", "minutes", "seed", "data")}
+        | {name: details[name] for name in ("adapted_from",) if name in details},
     }

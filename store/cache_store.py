@@ -182,6 +182,12 @@ class CacheStore:
         self._caches.set(key, entry)
         return CacheHit(key, tensors, header["tokens"], entry["bytes"])
 
+    def touch(self, identity: Identity) -> None:
+        """Note that a cache was used, though it was not read."""
+        key = self.key(identity)
+        if (entry := self._caches.get(key)) is not None:
+            self._caches.set(key, {**entry, "used": time.time()})
+
     def has(self, identity: Identity) -> bool:
         """Whether a file for this identity exists; `get` is what verifies it."""
         return self._path(cache_key(self._complete(identity))).exists()

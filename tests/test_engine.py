@@ -496,10 +496,26 @@ def test_what_was_asked_about_before_is_not_translated_again(asked: CAG) -> None
     same_answer(asked.ask(QUESTION, k=2), first)
 
 
+def test_what_is_asked_about_most_is_not_the_first_to_go(asked: CAG) -> None:
+    (source,) = asked.retrieve(QUESTION, k=1)
+    key = asked.store.key(source.passage.identity)
+    asked.ask(QUESTION, sources=[source])
+    before = asked.store._caches.get(key)
+    assert asked.ask(QUESTION, sources=[source]).tokens.kept > 0
+    after = asked.store._caches.get(key)
+    assert after["used"] > before["used"] and {**after, "used": 0} == {**before, "used": 0}
+    asked.store.delete(key)
+    assert asked.ask(QUESTION, sources=[source]).tokens.kept > 0
+    assert asked.store._caches.get(key) is None
+
+
 def test_a_removed_document_leaves_no_translation_behind(asked: CAG) -> None:
     asked.ask(QUESTION)
     assert len(asked.translations)
     asked.remove(next(iter(asked.library.documents())))
+    assert not len(asked.translations)
+    asked.ask(QUESTION)
+    asked.ingest_texts({"note": "The lighthouse keeper owns a green boat."})
     assert not len(asked.translations)
 
 

@@ -108,3 +108,15 @@ def test_the_least_recently_used_go_first() -> None:
     small = Asker(target, translator, max_bytes=min(sizes) - 1)
     small(0)
     assert small(0)[1] == 0 and small.translations.bytes == 0
+
+
+def test_what_is_translated_while_all_is_forgotten_is_not_kept() -> None:
+    ask = Asker(TARGET, random_translator())
+    load = ask.load
+
+    def forgetting(passages: Sequence[Passage]) -> list[KV]:
+        ask.translations.clear()  # as when a document is removed meanwhile
+        return load(passages)
+
+    ask.load = forgetting  # type: ignore[method-assign]
+    assert len(ask(0)[0]) > 0 and len(ask.translations) == 0

@@ -26,8 +26,12 @@ from cag.translate.config import spread
 from cag.translate.examples import Example, read_examples
 from cag.translate.finding import find_translator, own_copy, pair_name
 from cag.translate.pairs import PairCollector
+from cag.translate.readings import digest
 from cag.translate.recipe import Recipe, recipe_of
 from cag.translate.training import Trainer
+
+#: Fewer held-out passages do not tell an adapted translator from the one before.
+_LEAST_HELD_OUT = 8
 
 
 def train_translator(
@@ -83,12 +87,12 @@ def train_translator(
     Raises
     ------
     TranslatorError
-        If there is no translator to adapt, it is of other weights, or the data changed since
-        the run that would go on.
+        If there is no translator to adapt, it is of other weights, or it would be too bad to
+        be used afterwards, though it was good enough before; then it is not replaced.
     """
     started = time.monotonic()
     examples, chosen_by = examples_of(
-        data, held_out, limit=limit, seed=seed, drop_reserved=drop_reserved
+        data, held_out, limit=limit, seed=seed, drop_reserved=drop_reserved, by_text=adapt
     )
     name = pair_name(reference, target)
     models = Models(settings)
@@ -97,8 +101,15 @@ def train_translator(
     recipe = replace(recipe_of(kind, minutes, seed), at_once=at_once, reference_layers=used)
     folder, begin = settings.home / "runs" / name, None
     if adapt:
+        if len(chosen_by) < _LEAST_HELD_OUT:
+            raise IngestError(
+                f"{len(chosen_by)} held-out passages do not tell whether it gets better, "
+                f"{_LEAST_HELD_OUT} do; give more data (one passage in eight is set aside) or "
+                "--held-out"
+            )
         begin, recipe = _to_adapt(settings, models, reference, target, recipe)
-        folder = folder.with_name(f"{name}.adapt-{begin.fingerprint[:8]}")
+        read = [asdict(example) for example in [*examples, *chosen_by]]
+        folder = folder.with_name(f"{name}.adapt-{digest(begin.fingerprint, read, seed)[:8]}")
     trainer = Trainer(
         lm,
         models.lm(target),
@@ -111,13 +122,20 @@ def train_translator(
         log=log,
     )
     translator = trainer.run()
-    if begin is not None:
-        translator.report.details["adapted_from"] = _summary(begin)
     translator.report.details |= {
         "data": [Path(source).name for source in data],
         "seed": seed,
         "minutes": round((time.monotonic() - started) / 60, 1),
     }
+    if begin is not None:
+        translator.report.details["adapted_from"] = _summary(begin)
+        begin.save(folder / "begin")  # what is replaced may be the only copy
+        shortfall = translator.report.shortfall(settings.min_retention)
+        if shortfall and not begin.report.shortfall(settings.min_retention):
+            raise TranslatorError(
+                f"the adapted translator is not good enough: {shortfall}; the one before stays "
+                f"in use, the adapted one lies in '{trainer.stages}'"
+            )
     default = settings.home / "translators" / name if kind == "mixture" else trainer.stages
     written = out or default
     translator.save(written)
@@ -144,7 +162,8 @@ def _summary(translator: Translator) -> dict[str, Any]:
     """What is worth knowing of a translator that another one was made from."""
     report, wanted = translator.report, ("passages", "data", "minutes", "adapted_from")
     kept = {name: report.details[name] for name in wanted if name in report.details}
-    return {"fingerprint": translator.fingerprint, "recovered": report.recovered, **kept}
+    measured = {"recovered": report.recovered, "retention": report.retention}
+    return {"fingerprint": translator.fingerprint, **measured, **kept}
 
 
 def calibrate_on(
@@ -194,13 +213,21 @@ def examples_of(
     limit: int | None,
     seed: int,
     drop_reserved: bool = False,
+    by_text: bool = False,
 ) -> tuple[list[Example], list[Example]]:
-    """Passages to train on, without duplicates, and to choose by."""
+    """Passages to train on, without duplicates, and to choose by.
+
+    With `by_text` it follows from a passage's text alone whether it is set aside: what one run
+    was trained on, none that goes on from it is chosen by.
+    """
     chooser, drop = random.Random(seed), drop_reserved
     examples = [e for source in data for e in _drawn(source, limit, chooser, seed, drop)]
     examples = _merged(examples)
     chosen_by = [e for source in held_out for e in _drawn(source, 48, chooser, seed, drop)]
-    if not chosen_by:
+    if not chosen_by and by_text:
+        chosen_by = [e for e in examples if int(digest(e.text), 16) % 8 == 0][:48]
+        examples = [e for e in examples if int(digest(e.text), 16) % 8]
+    elif not chosen_by:
         chooser.shuffle(examples)
         aside = min(48, len(examples) // 20)
         chosen_by, examples = examples[:aside], examples[aside:]

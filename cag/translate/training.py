@@ -33,7 +33,7 @@ from cag.translate.base import (
 )
 from cag.translate.calibration import calibrate
 from cag.translate.checkpoint import save_tensors
-from cag.translate.config import TranslatorConfig
+from cag.translate.config import Report, TranslatorConfig
 from cag.translate.descent import curve, descend
 from cag.translate.examples import Example
 from cag.translate.losses import AttentionMatching, answer_loss, kv_error, outputs_of, replay_error
@@ -178,7 +178,9 @@ class Trainer:
         """The translator that descent starts from: `begin`, or everything in closed form."""
         recipe = self.recipe
         if self.begin is not None:
-            return copy.deepcopy(self.begin).to(self.target.device)
+            begun = copy.deepcopy(self.begin)
+            begun.report = Report()
+            return begun.to(self.target.device)
         if recipe.kind != "mixture":
             return self.fit(recipe.kind)
         ridge = self.fit("ridge")

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,8 @@ def run_server(
     with tempfile.TemporaryDirectory() as folder:
         document = Path(folder) / "sentences.md"
         document.write_text(synthetic_text(_SENTENCES), encoding="utf-8")
+        # the clients repeat the single client's questions: both are to do the same work
+        settings = replace(settings, keep_mb=0.0)
         engine = CAG(settings, store_folder=Path(folder) / "store")
         engine.ingest([document])
         questions = [

@@ -151,6 +151,7 @@ def _time(engine: CAG, length: _Length) -> None:
 
 def _weigh(engine: CAG, length: _Length) -> None:
     for mode, growth in length.growth.items():
+        engine.translations.clear()  # or the work would begin by freeing them
         growth.append(peak_growth(partial(_ask, engine, length, mode)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, pairwise, permutations
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 from conftest import FAMILIES, TEXT, tiny_lm, tiny_models
 from torch import Tensor
 
-from cag.errors import TranslatorError
+from cag.errors import IngestError, TranslatorError
 from cag.lm.cache import KV, Context
 from cag.lm.loading import LM
 from cag.lm.prompt import Template
@@ -601,39 +601,70 @@ def test_only_the_mixture_goes_where_questions_find_it(
     assert (folder / "translator.safetensors").read_bytes() == weights
 
 
-@pytest.mark.usefixtures("last_weights")
-def test_a_translator_is_adapted_to_other_passages(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def adapt(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Translator]:
+    """Trains, or adapts, in one home; gives what then lies where questions find it."""
     monkeypatch.setattr(command, "recipe_of", lambda kind, *_: replace(RECIPE, kind=kind))
     monkeypatch.setattr(command, "Models", tiny_models)
-    settings = Settings(home=home, reference="ref", target="tgt", dtype="float32")
-    general = str(write_rows(tmp_path / "general.jsonl", EXAMPLES))
-    own = str(write_rows(tmp_path / "own.jsonl", made_up(24, seed=5)))
+    held_out = write_rows(tmp_path / "held_out.jsonl", made_up(8, seed=9))
 
-    def train(data: str, **options: Any) -> Translator:
-        folder, _ = command.train_translator(settings, "ref", "tgt", data=[data], **options)
+    def train(seed: int, adapt: bool = True, gate: float = -9e9, **options: Any) -> Translator:
+        data = write_rows(tmp_path / f"{seed}.jsonl", made_up(24, seed))
+        settings = Settings(
+            home=home, reference="ref", target="tgt", dtype="float32", min_retention=gate
+        )
+        chosen = {"held_out": [str(held_out)], "adapt": adapt, **options}
+        folder, _ = command.train_translator(settings, "ref", "tgt", data=[str(data)], **chosen)
         assert folder == home / "translators" / "ref--tgt"
         return load_translator(folder)
 
+    return train
+
+
+@pytest.mark.usefixtures("last_weights")
+def test_a_translator_is_adapted_to_other_passages(
+    adapt: Callable[..., Translator], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(TranslatorError, match="no translator from 'ref' to 'tgt' to adapt"):
-        train(own, adapt=True)
-    first = train(general, layers=2)
-    events: list[dict[str, Any]] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(Ridge, "fit", None)  # calling it would fail
-        second = train(own, adapt=True, log=events.append)
-    assert {event["stage"] for event in events} >= {"finished", "calibration"}
+        adapt(5)
+    first = adapt(0, adapt=False, layers=2)
+    monkeypatch.setattr(Ridge, "fit", None)  # calling it would fail
+    second = adapt(5)
     assert second.config == first.config and not same_weights(second, first)
     details = second.report.details
-    assert details["data"] == ["own.jsonl"]
+    assert details["data"] == ["5.jsonl"] and details["passages"] == 24
     assert details["adapted_from"]["fingerprint"] == first.fingerprint
-    assert details["adapted_from"]["data"] == ["general.jsonl"]
-    third = train(own, adapt=True)  # from the second, not the first again
+    assert details["adapted_from"]["data"] == ["0.jsonl"]
+    third = adapt(5)  # from the second, not the first again
     assert third.report.details["adapted_from"]["fingerprint"] == second.fingerprint
+    copies = [load_translator(folder) for folder in (home / "runs").glob("*.adapt-*/begin")]
+    assert {copy.fingerprint for copy in copies} == {first.fingerprint, second.fingerprint}
+    assert all(copy.report.details["data"] for copy in copies)
+
+    reached = third.report.recovered or 0.0
+    worse = {"native": 1.0, "translated": 2.0, "none": 3.0, "recovered": reached - 1}
+    monkeypatch.setattr(Trainer, "recovered", lambda *_: worse)
+    with pytest.raises(TranslatorError, match=r"recovered share .* stays in use"):
+        adapt(6, gate=reached - 0.5)
+    assert load_translator(home / "translators" / "ref--tgt").fingerprint == third.fingerprint
     for options in ({"layers": 2}, {"kind": "ridge"}):
         with pytest.raises(TranslatorError, match="are those of the translator"):
-            train(own, adapt=True, **options)
+            adapt(5, **options)
+    with pytest.raises(IngestError, match="held-out passages do not tell"):
+        adapt(5, held_out=[])
+
+
+def test_what_is_set_aside_by_its_text_stays_aside(tmp_path: Path) -> None:
+    parts = [made_up(60, seed) for seed in (1, 2, 3)]
+    seen: tuple[set[str], set[str]] = set(), set()
+    for count in (1, 2, 3):
+        rows = [example for part in parts[:count] for example in part]
+        data = str(write_rows(tmp_path / "data.jsonl", rows))
+        found = command.examples_of([data], [], limit=None, seed=count, by_text=True)
+        for texts, examples in zip(seen, found, strict=True):
+            texts |= {example.text for example in examples}
+        assert 0 < len(found[1]) <= 48 < len(found[0])
+    assert not seen[0] & seen[1]
 
 
 def test_adapting_never_makes_it_worse_on_what_it_is_chosen_by(
