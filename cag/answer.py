@@ -94,6 +94,8 @@ class Answer:
         Why a `fallback` was taken, or what had to be recomputed; empty otherwise.
     translator
         Name of the translator used, or None.
+    sources
+        The passages, best first; in the prompt they stand the other way round.
     first_logits
         Logits of the first token, for comparing paths.
     """

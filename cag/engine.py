@@ -216,7 +216,8 @@ class CAG:
         k
             How many passages to retrieve.
         sources
-            Use these passages, in this order, instead of retrieving.
+            Use these passages instead of retrieving, best first: in the prompt the best one
+            stands last, next to the question.
         refresh
             Share of the passages' tokens, 0 to 1, that the target reads itself on the translated
             path: those of the sentences closest to the question.
@@ -269,7 +270,8 @@ class CAG:
         if not 0 <= share <= 1:
             raise CagError(f"refresh is {share}; give a share between 0 and 1")
         answer = Answer(question, "", mode, None, lm.name, None, found, timings=timings)
-        prompt = build_prompt(lm, self.template, [s.passage.text for s in found], question)
+        texts = [passage.text for passage in _in_prompt(found)]
+        prompt = build_prompt(lm, self.template, texts, question)
         _check_window(lm, prompt, generation.max_tokens)
         answer.tokens = Tokens(
             prefix=len(prompt.prefix), passage=len(prompt.passage_ids), suffix=len(prompt.suffix)
@@ -334,7 +336,7 @@ class CAG:
     ) -> None:
         """Put the passages behind the prefix, on the path that `answer.path` names."""
         if answer.path == "own":
-            ids = [source.passage.id for source in answer.sources]
+            ids = [passage.id for passage in _in_prompt(answer.sources)]
             missed = reuse_own(
                 lm, context, prompt, self.store, answer.timings,
                 on_used=lambda count, key: self.library.note_own(ids[:count], key),
@@ -343,7 +345,7 @@ class CAG:
                 answer.reason = f"{len(missed)} passages were read and stored first ({missed[0]})"
             return
         if answer.path == "translated":
-            passages = [source.passage for source in answer.sources]
+            passages = _in_prompt(answer.sources)
             load = partial(self._load, answer)
             try:
                 translator = self._translator(lm, answer, passages)
@@ -429,6 +431,11 @@ class CAG:
         store_passages(lm, self.store, [(passage, ids)], batch=1)
         # with another codec than at ingest it has a key of its own
         self.library.note_own([passage.id], self.store.key(passage.identity))
+
+
+def _in_prompt(sources: Sequence[Source]) -> list[Passage]:
+    """Passages as they stand in the prompt: far from the question most is lost."""
+    return [source.passage for source in reversed(sources)]
 
 
 def _check_window(lm: LM, prompt: Prompt, max_tokens: int) -> None:

@@ -17,6 +17,7 @@ import torch
 from conftest import FAMILIES, tiny_lm, tiny_models
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from cag.align import align
 from cag.answer import Answer, Timings
 from cag.compose import place_translated, read_prefix
 from cag.engine import CAG
@@ -299,6 +300,29 @@ def test_passages_land_rotated_at_their_places_in_any_order(
             start = stop
 
 
+@pytest.mark.parametrize("mode", ["direct", "translated"])
+@torch.inference_mode()
+def test_the_best_passage_stands_next_to_the_question(asked: CAG, mode: str) -> None:
+    sources, lm = asked.retrieve("harbour lighthouse railway", k=3), asked.models.lm("tgt")
+    passages = [source.passage for source in sources[::-1]]
+    prompt = build_prompt(lm, asked.template, [p.text for p in passages], QUESTION)
+    context = read_prefix(lm, asked.template)
+    if mode == "direct":
+        context.run(torch.tensor([prompt.passage_ids]), logits=None)
+    else:
+        translator = asked.models.translator("ref", "tgt")
+        hits = [asked.store.get(passage.identity).tensors for passage in passages]
+        caches = [KV(hit["keys"], hit["values"]) for hit in hits]
+        pairs = zip(passages, prompt.spans, strict=True)
+        alignments = [align(passage.spans, spans) for passage, spans in pairs]
+        assert translator is not None
+        context.append(translator.translate(caches, alignments, lm, prompt.passages, prompt.prefix))
+    wanted = context.run(torch.tensor([prompt.suffix])).logits[0, -1]
+    answer = asked.ask(QUESTION, mode=mode, sources=sources)
+    assert answer.path == mode and answer.sources == sources
+    torch.testing.assert_close(answer.first_logits, wanted, atol=1e-4, rtol=1e-4)
+
+
 def test_sources_may_come_in_any_order(asked: CAG, monkeypatch: pytest.MonkeyPatch) -> None:
     from cag import engine as module
 
@@ -342,7 +366,7 @@ def test_own_equals_direct_for_many_passages_and_stores_each_place_once(asked: C
         direct = asked.ask(QUESTION, mode="direct", sources=order)
         for _ in range(2):
             same_answer(asked.ask(QUESTION, mode="own", sources=order), direct, 1e-4)
-    assert not asked.ask(QUESTION, mode="own", sources=sources[:2]).reason  # same predecessors
+    assert not asked.ask(QUESTION, mode="own", sources=sources[1:]).reason  # same predecessors
     before = cache_files(asked)
     asked.ask("Who rings?", mode="own", sources=sources)
     assert cache_files(asked) == before
@@ -354,16 +378,16 @@ def test_own_caches_go_with_every_passage_they_have_seen(asked: CAG, docs: Path)
         next(p for p in asked.library.passages() if p.document == str(docs / name))
         for name in ("tower.txt", "harbour.md")
     )
-    order = [Source(harbour, 1.0), Source(tower, 1.0)]  # the cache of the second saw the first
+    order = [Source(tower, 1.0), Source(harbour, 1.0)]  # the best stands last and saw the other
     asked.ask(QUESTION, mode="own", sources=order)
-    asked.ask(QUESTION, mode="own", sources=order[1:])
+    asked.ask(QUESTION, mode="own", sources=order[:1])
     made = set(cache_files(asked)) - set(before)
     assert len(made) == 3
     asked.store.gc(asked.library.live_keys())
     assert set(cache_files(asked)) == made | set(before)
     asked.remove(str(docs / "harbour.md"))
     assert len(made & set(cache_files(asked))) == 1
-    assert not asked.ask(QUESTION, mode="own", sources=order[1:]).reason
+    assert not asked.ask(QUESTION, mode="own", sources=order[:1]).reason
 
 
 def test_gc_takes_an_own_cache_of_a_document_forgotten_meanwhile(asked: CAG) -> None:
@@ -581,7 +605,7 @@ def test_passages_of_two_reference_models(asked: CAG, docs: Path) -> None:
     second.ingest([docs / "new.txt"])
     sources = [second.retrieve(words, k=1)[0] for words in ("nine bells", "mill wheels")]
     assert [s.passage.title for s in sources] == ["tower.txt", "new.txt"]
-    answer = second.ask(QUESTION, sources=sources)
+    answer = second.ask(QUESTION, sources=sources[::-1])
     assert answer.path == "fallback" and "trained for reference" in answer.reason
     second.store.close()
 

@@ -210,7 +210,7 @@ def test_what_stored_caches_save_is_counted(filled: CAG, mode: str) -> None:
     assert usage["input_token_details"] == {"cache_read": tokens["prefix"] + tokens["passage"]}
 
 
-def test_given_passages_are_used_in_that_order(
+def test_given_passages_are_used_as_they_are_ranked(
     filled: CAG, chat: ChatCAG, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = CAGRetriever(engine=filled, k=3).invoke(QUESTION)[::-1]
