@@ -283,6 +283,8 @@ class CAG:
     ) -> Comparison:
         """Answer on both paths over the same passages."""
         found = Timings()
+        if len(self.library):
+            _ = self.retriever  # loading is not part of answering
         with timed(found, "retrieve"):
             sources = self.retrieve(question, k)
         answers = [
