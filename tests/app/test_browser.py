@@ -166,7 +166,9 @@ def test_a_link_reproduces_the_answers(browser: Any, filled: str) -> None:
     answers = one.answered()
     other = Person(browser, filled).open(one.page.url.removeprefix(f"{filled}/"))
     assert other.answered() == answers
-    assert other.page.get_by_label("Question", exact=True).input_value() == QUESTION
+    field = other.page.get_by_label("Question", exact=True)
+    # answers may come before the page fills it
+    playwright.expect(field).to_have_value(QUESTION, timeout=PATIENCE)
     one.page.reload()
     assert one.answered() == answers
     for person in (one, other):
