@@ -141,19 +141,25 @@ class CAG:
             return ingestor.run_texts(texts)
 
     @contextlib.contextmanager
-    def _ingestor(self, on_progress: Callable[[Progress], None]) -> Iterator[Ingestor]:
+    def _changing(self) -> Iterator[None]:
+        """While documents come and go: nobody else writes, and nothing of them stays behind."""
         with WriteLock(self.folder):
             self.retriever.refresh()
             try:
-                yield Ingestor(
-                    self.library,
-                    self.retriever,
-                    lambda: self.models.lm(self.settings.reference),
-                    self.settings,
-                    on_progress,
-                )
+                yield
             finally:
-                self.translations.clear()  # documents may have gone
+                self.translations.clear()
+
+    @contextlib.contextmanager
+    def _ingestor(self, on_progress: Callable[[Progress], None]) -> Iterator[Ingestor]:
+        with self._changing():
+            yield Ingestor(
+                self.library,
+                self.retriever,
+                lambda: self.models.lm(self.settings.reference),
+                self.settings,
+                on_progress,
+            )
 
     def remove(self, document: str) -> int:
         """Forget a document and all its caches; returns how many passages it had.
@@ -167,12 +173,10 @@ class CAG:
         path = document if known else str(Path(document).resolve())
         if self.library.document(path) is None:
             raise CagError(f"'{document}' is not in the store; `cag store list` shows what is")
-        with WriteLock(self.folder):
-            self.retriever.refresh()
+        with self._changing():
             ids = self.library.remove(path)
             self.retriever.remove(ids)
             self.retriever.save()
-        self.translations.clear()  # nothing of it is to stay behind
         return len(ids)
 
     def retrieve(self, question: str, k: int | None = None) -> list[Source]:

@@ -117,7 +117,8 @@ class Translations:
     def _put(self, key: Hashable, kv: KV, generation: int) -> None:
         if kv.bytes > self.max_bytes:
             return
-        kv = KV(kv.keys.clone(), kv.values.clone())  # a slice would hold its neighbours, too
+        if kv.keys.untyped_storage().nbytes() > kv.keys.nbytes:  # it would hold its neighbours, too
+            kv = KV(kv.keys.clone(), kv.values.clone())
         with self._lock:
             if generation != self._generation:
                 return

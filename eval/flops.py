@@ -10,11 +10,10 @@ from transformers import LlamaConfig, Qwen2Config
 
 from cag.lm.spec import KVSpec
 from cag.translate import TRANSLATORS, TranslatorConfig
-from cag.translate.recipe import Recipe
+from cag.translate.recipe import SIZES, Recipe
 
-_SIZES = ("rank", "key_rank", "value_rank", "predecessors", "experts", "active", "hidden")
 #: What `cag train` builds.
-RECIPE: dict[str, Any] = {name: getattr(Recipe(), name) for name in _SIZES}
+RECIPE: dict[str, Any] = {name: getattr(Recipe(), name) for name in SIZES}
 
 
 def llama_3_1_8b() -> LlamaConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -121,19 +121,24 @@ def _rope_names(config: Any, family: str, layers: int) -> tuple[str | None, ...]
 
 
 def model_fingerprint(model: nn.Module, config: Any) -> str:
-    """Fingerprint of weights and architecture, the same for every dtype and device.
-
-    Samples up to 1,024 evenly spaced values of every parameter, rounded to bf16, so that it
-    takes milliseconds and any fine-tune, merge or re-quantisation changes it.
-    """
-    digest = hashlib.sha256()
-    digest.update(json.dumps(KVSpec.from_config(config).to_json(), sort_keys=True).encode())
+    """Fingerprint of weights and architecture, the same for every dtype and device."""
+    spec = json.dumps(KVSpec.from_config(config).to_json(), sort_keys=True)
     rope = getattr(config.get_text_config(decoder=True), "rope_parameters", None)
-    digest.update(json.dumps(rope, sort_keys=True, default=str).encode())
-    for name, parameter in sorted(model.named_parameters()):
-        flat = parameter.detach().flatten()
+    rope = json.dumps(rope, sort_keys=True, default=str)
+    return hash_weights(dict(model.named_parameters()), spec + rope)
+
+
+def hash_weights(weights: Mapping[str, torch.Tensor], before: str = "") -> str:
+    """SHA-256 (first 32 hex digits) of a text and of named weights.
+
+    Samples up to 1,024 evenly spaced values of every tensor, rounded to bf16, so that it takes
+    milliseconds and any fine-tune, merge or re-quantisation changes it.
+    """
+    digest = hashlib.sha256(before.encode())
+    for name, tensor in sorted(weights.items()):
+        flat = tensor.detach().flatten()
         sample = flat[:: max(1, flat.numel() // 1024)][:1024].to("cpu", torch.bfloat16)
-        digest.update(f"{name}{tuple(parameter.shape)}".encode())
+        digest.update(f"{name}{tuple(tensor.shape)}".encode())
         digest.update(sample.contiguous().view(torch.int16).numpy().tobytes())
     return digest.hexdigest()[:32]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from cag.errors import TranslatorError
 from cag.lm.anchor import lowest_layer, with_predecessors
 from cag.lm.cache import KV
 from cag.lm.loading import LM
+from cag.lm.spec import hash_weights
 from cag.translate.config import Report, TranslatorConfig
 from cag.translate.moments import Moments
 
@@ -196,12 +196,8 @@ class Translator(nn.Module):
 
     @property
     def fingerprint(self) -> str:
-        """Digest of all its weights."""
-        found = hashlib.sha256()
-        for name, tensor in sorted(self.state_dict().items()):
-            found.update(name.encode())
-            found.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
-        return found.hexdigest()[:32]
+        """Of its weights, as a model's is."""
+        return hash_weights(self.state_dict())
 
     def check_models(self, reference_fingerprint: str, target: LM) -> None:
         """Refuse models this translator was not trained for.

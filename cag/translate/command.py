@@ -225,12 +225,13 @@ def examples_of(
     examples = _merged(examples)
     chosen_by = [e for source in held_out for e in _drawn(source, 48, chooser, seed, drop)]
     if not chosen_by and by_text:
-        chosen_by = [e for e in examples if int(digest(e.text), 16) % 8 == 0][:48]
-        examples = [e for e in examples if int(digest(e.text), 16) % 8]
+        aside = {e.text for e in examples if int(digest(e.text), 16) % 8 == 0}
+        chosen_by = [e for e in examples if e.text in aside][:48]
+        examples = [e for e in examples if e.text not in aside]
     elif not chosen_by:
         chooser.shuffle(examples)
-        aside = min(48, len(examples) // 20)
-        chosen_by, examples = examples[:aside], examples[aside:]
+        count = min(48, len(examples) // 20)
+        chosen_by, examples = examples[:count], examples[count:]
     if not examples or not chosen_by:
         raise IngestError("too little training data: at least 20 passages are needed")
     return examples, chosen_by

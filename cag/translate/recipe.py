@@ -6,11 +6,8 @@ from dataclasses import dataclass, replace
 
 from cag.translate.config import TranslatorConfig
 
-#: What a recipe says of a mixture's parts, as its config does.
-_PARTS = (
-    "kind", "rank", "key_rank", "value_rank", "predecessors", "experts", "active", "hidden",
-    "routing",
-)  # fmt: skip
+#: The sizes of a mixture's parts, called the same in its config.
+SIZES = ("rank", "key_rank", "value_rank", "predecessors", "experts", "active", "hidden")
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class Recipe:
     def adapting(self, config: TranslatorConfig) -> Recipe:
         """This recipe for a translator that is there: with its parts, end to end only."""
         layers = None if config.reference_layers is None else tuple(config.reference_layers)
-        parts = {name: getattr(config, name) for name in _PARTS}
+        parts = {name: getattr(config, name) for name in ("kind", "routing", *SIZES)}
         return replace(self, **parts, reference_layers=layers, matching_share=0.0)
 
 
