@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cag import lines
 from cag.lm.cache import KV
 from cag.scoring import recovered_share
 from cag.translate.base import Translator
@@ -24,7 +25,6 @@ from cag.translate.moments import Moments
 from cag.translate.recipe import Recipe
 from cag.translate.ridge import Ridge
 from cag.translate.training import Edit, Trainer
-from eval import lines
 from eval.metrics import bootstrap
 
 

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cag import lines
 from cag.errors import CagError, ContextTooLong
 from cag.models import Models
 from cag.settings import Settings
 from cag.translate.finding import pair_name
-from eval import identity, lines, plots, report
+from eval import identity, plots, report
 from eval.arms import ARMS, NEEDS, TARGET_ALONE
 from eval.data import Question, find_task
 from eval.measure import GENERATION, MeteredBench, native_logits, run_arm

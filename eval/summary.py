@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval import lines, metrics
+from cag import lines
+from eval import metrics
 from eval.identity import read_config
 
 Row = dict[str, Any]

@@ -200,10 +200,17 @@ def random_pair() -> tuple[LM, LM]:
     return tiny_lm("llama", 60), tiny_lm("gemma3_text", 20, seed=1)
 
 
-def random_translator(kind: str = "ridge", target: LM | None = None, **changes: Any) -> Translator:
-    """A small translator of random weights from the reference of `random_pair`."""
-    reference, usual = random_pair()
-    target = target or usual
+def random_translator(
+    kind: str = "ridge",
+    target: LM | None = None,
+    *,
+    reference: LM | None = None,
+    seed: int = 0,
+    **changes: Any,
+) -> Translator:
+    """A small translator of random weights, between the models of `random_pair` or others."""
+    usual = random_pair()
+    reference, target = reference or usual[0], target or usual[1]
     config = TranslatorConfig(
         kind=kind,
         reference=reference.name,
@@ -220,7 +227,7 @@ def random_translator(kind: str = "ridge", target: LM | None = None, **changes: 
         key_norm=target.spec.family == "gemma3_text",
         **changes,
     )
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     translator = TRANSLATORS[kind](config)
     for name, tensor in translator.state_dict().items():
         tensor.normal_(1.0 if name.endswith("_scale") else 0.0, 0.2)

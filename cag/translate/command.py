@@ -32,6 +32,8 @@ from cag.translate.training import Trainer
 
 #: Fewer held-out passages do not tell an adapted translator from the one before.
 _LEAST_HELD_OUT = 8
+#: What one measurement reads; more would take longer than they tell.
+_MOST_HELD_OUT = 48
 
 
 def train_translator(
@@ -223,14 +225,15 @@ def examples_of(
     chooser, drop = random.Random(seed), drop_reserved
     examples = [e for source in data for e in _drawn(source, limit, chooser, seed, drop)]
     examples = _merged(examples)
-    chosen_by = [e for source in held_out for e in _drawn(source, 48, chooser, seed, drop)]
+    share = max(1, _MOST_HELD_OUT // max(1, len(held_out)))  # every file has its say
+    chosen_by = [e for source in held_out for e in _drawn(source, share, chooser, seed, drop)]
     if not chosen_by and by_text:
         aside = {e.text for e in examples if int(digest(e.text), 16) % 8 == 0}
-        chosen_by = [e for e in examples if e.text in aside][:48]
+        chosen_by = [e for e in examples if e.text in aside][:_MOST_HELD_OUT]
         examples = [e for e in examples if e.text not in aside]
     elif not chosen_by:
         chooser.shuffle(examples)
-        count = min(48, len(examples) // 20)
+        count = min(_MOST_HELD_OUT, len(examples) // 20)
         chosen_by, examples = examples[:count], examples[count:]
     if not examples or not chosen_by:
         raise IngestError("too little training data: at least 20 passages are needed")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from cag import lines
 from cag.translate.base import Translator
 from cag.translate.checkpoint import Checkpoint, save_tensors
 from cag.translate.pairs import shuffled
@@ -47,6 +48,7 @@ def descend(
     best = _Best(trainer, stage)
     if best.stale is None:
         best.measure(translator, averaged, state, [])
+        best.seconds = 0.0  # most of it went into what is measured once only
     chooser = random.Random(f"{recipe.seed}/{stage}/{state.step}")
     pairs = shuffled(trainer.pairs, chooser, trainer.target.device)
     started, last = time.monotonic() - state.seconds, time.monotonic()
@@ -120,8 +122,11 @@ def schedule(share: float, step: int) -> float:
 
 def curve(trainer: Trainer) -> list[dict[str, Any]]:
     """Every measurement of both descents, in order."""
-    path = trainer.stages / "curve.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return list(lines.read(_curve(trainer)))
+
+
+def _curve(trainer: Trainer) -> Path:
+    return trainer.stages / "curve.jsonl"
 
 
 class _Best:
@@ -161,8 +166,7 @@ class _Best:
             **{n: round(c, 4) for n, c in zip(TERMS, columns, strict=False)},
             **{n: round(v, 4) for n, v in measured.items()},
         }
-        with (self._trainer.stages / "curve.jsonl").open("a") as lines:
-            lines.write(json.dumps(row) + "\n")
+        lines.append(_curve(self._trainer), row)
         self._trainer.log(row)
         self.seconds = time.monotonic() - started
 

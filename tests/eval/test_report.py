@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from eval import lines, plots
+from cag import lines
+from eval import plots
 from eval.arms import ARMS
 from eval.identity import OtherRun
 from eval.plots import NoPlotting, plot_routing

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import FAMILIES, TEXT, tiny_lm, tiny_models
+from conftest import FAMILIES, TEXT, random_translator, tiny_lm, tiny_models
 from typer.testing import CliRunner
 
 from cag import cli
@@ -23,7 +23,7 @@ from cag.lm.loading import LM
 from cag.lm.prompt import prefix_ids
 from cag.models import Models
 from cag.settings import Settings
-from cag.translate import TRANSLATORS, Translator, TranslatorConfig
+from cag.translate import Translator
 from eval import flops, measure, runner
 from eval.arms import ARMS, NEEDS, TARGET_ALONE, Bench
 from eval.cli import eval_app
@@ -50,26 +50,17 @@ CLOSED = [
 KINDS = {"translated": "mixture", **{n: n for n in NEEDS.values() if n != "translated"}}
 
 
-def random_translator(kind: str, reference: LM, target: LM, seed: int = 0) -> Translator:
-    config = TranslatorConfig(
-        kind, reference.name, target.name, reference.fingerprint, target.fingerprint,
-        reference.spec.to_json(), target.spec.to_json(),
-        rank=8, key_rank=10, value_rank=6, experts=3, hidden=4,
-        key_norm=target.spec.family == "gemma3_text",
-    )  # fmt: skip
-    torch.manual_seed(seed)
-    translator = TRANSLATORS[kind](config)
-    for parameter in translator.parameters():
-        parameter.data.normal_(0.0, 0.2)
+def trained(kind: str, target: LM, reference: LM, seed: int = 0) -> Translator:
+    translator = random_translator(kind, target, reference=reference, seed=seed)
     translator.report.details = {"passages": 12, "minutes": 3.0}
-    return translator.eval().requires_grad_(False)
+    return translator
 
 
 def make_bench(family: str) -> MeteredBench:
     reference, target = tiny_lm("llama", 60), tiny_lm(family, 20, seed=1)
     reference.name, target.name = "ref", "tgt"
     made = {
-        name: random_translator(kind, reference, target, seed)
+        name: trained(kind, target, reference, seed)
         for seed, (name, kind) in enumerate(KINDS.items())
     }
     return MeteredBench(reference, target, made, pool=PASSAGES)
@@ -164,7 +155,7 @@ def test_apart_is_native_for_the_first_passage_alone(family: str) -> None:
 
 def test_sources_cost_nothing_where_both_models_are_one(bench: MeteredBench) -> None:
     alone = MeteredBench(bench.target, bench.target, {})
-    made = random_translator("ridge", bench.target, bench.target)
+    made = trained("ridge", bench.target, bench.target)
     alone.translators["translated"] = made
     row, _ = run_arm(alone, "translated", FREE[0], ())
     assert row["tokens"] == len(measure.suffix_ids(alone, alone.target, FREE[0]))
@@ -410,7 +401,7 @@ def test_another_translator_is_another_run(
 ) -> None:
     arms = "native,ridge"
     run(config(tmp_path, arms), tiny_models(settings), settings)
-    random_translator("ridge", bench.reference, bench.target, seed=9).save(
+    trained("ridge", bench.target, bench.reference, seed=9).save(
         settings.home / "runs/ref--tgt/ridge"
     )
     with pytest.raises(OtherRun, match="pairs/ref--tgt/translators/ridge/sha256"):
@@ -463,7 +454,7 @@ def test_translators_of_other_models_are_refused(
     asked: Asked,
 ) -> None:  # fmt: skip
     foreign = tiny_lm("gemma3_text", 20, seed=5)
-    random_translator("ridge", bench.reference, foreign).save(settings.home / place)
+    trained("ridge", foreign, bench.reference).save(settings.home / place)
     with pytest.raises(TranslatorError, match="fingerprint"):
         run(config(tmp_path, "translated,ridge"), loaded, settings)
 

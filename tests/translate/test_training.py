@@ -476,6 +476,8 @@ def test_a_run_stopped_anywhere_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(calls) == 9 + 16 + len(HELD_OUT)
     assert run.times().items() >= early.items()
     assert (run.folder / "mixture" / "matching.checkpoint.safetensors").exists()
+    with (run.folder / "mixture" / "curve.jsonl").open("a") as lines:
+        lines.write('{"stage": "matching", "st')  # it was being written
     with pytest.raises(Stopped):
         run.trainer(recipe=recipe, log=stop_at("answers")).run()
     assert not (run.folder / "mixture" / "matching.checkpoint.safetensors").exists()
@@ -665,6 +667,16 @@ def test_what_is_set_aside_by_its_text_stays_aside(tmp_path: Path) -> None:
             texts |= {example.text for example in examples}
         assert 0 < len(found[1]) <= 48 < len(found[0])
     assert not seen[0] & seen[1]
+
+
+def test_every_held_out_file_has_its_share(tmp_path: Path) -> None:
+    parts = [made_up(60, seed) for seed in range(4)]
+    data, *files = [str(write_rows(tmp_path / f"{n}.jsonl", p)) for n, p in enumerate(parts)]
+    for count in (1, 2, 3):
+        _, chosen_by = command.examples_of([data], files[:count], limit=None, seed=0)
+        texts = {example.text for example in chosen_by}
+        shares = [len(texts & {e.text for e in part}) for part in parts[1:]]
+        assert shares == [48 // count] * count + [0] * (3 - count)
 
 
 def test_adapting_never_makes_it_worse_on_what_it_is_chosen_by(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eval import lines
+from cag import lines
 
 
 def test_a_line_that_was_cut_off_is_passed_over_and_what_follows_is_read(tmp_path: Path) -> None:
