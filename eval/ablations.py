@@ -184,7 +184,7 @@ class _Pool:
         trainer = self._make(recipe, work)
         self._fit(trainer)
         translator = self._descend(trainer) if variant.descends else trainer.fit("ridge")
-        nlls = trainer.answer_nlls(translator, 48, variant.edit)
+        nlls = trainer.answer_nlls(translator, variant.edit)
         shutil.rmtree(work)  # what matters is the figure
         return {
             "group": variant.group,

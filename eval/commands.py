@@ -121,6 +121,21 @@ def ablations(
     _tell(results, folder, as_json)
 
 
+@eval_app.command()
+def breakdown(
+    folder: Annotated[Path, typer.Argument(help="The --out of a run.")],
+    arm: Annotated[str, typer.Option(help="The arm to look at.")] = "translated",
+    against: Annotated[str, typer.Option(help="The arm to compare it with.")] = "native",
+    data: DataOption = Path("data"),
+    as_json: JsonOption = False,
+) -> None:
+    """Sort a run's answers by passage length, place and kind of the answer."""
+    from eval.breakdown import break_down, table
+
+    found = break_down(folder, data, arm, against)
+    typer.echo(json.dumps(found, indent=2) if as_json else table(found))
+
+
 def _tell(value: Any, folder: Path, as_json: bool) -> None:
     typer.echo(json.dumps(value, indent=2) if as_json else f"written to {folder}")
 

@@ -24,7 +24,8 @@ reference read at ingest is not. *ms* is the time to come by the context, with s
 
 _CLOSED = """\
 Choices are scored by the log-probability of the choice and its line end: per token (*accuracy*),
-summed (*sum*), and by what the model writes (*written*). *Above chance* is accuracy less 1/k."""
+summed (*sum*), and by what the model writes (*written*). *Above chance* is accuracy less 1/k, and
+*kept* that as a share of native's."""
 
 _FREE = "*Above none* is F1 less that of no context."
 
@@ -204,7 +205,7 @@ def _free_table(arms: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def _closed_table(arms: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    heads = ["arm", "accuracy", "sum", "written", "above chance"]
+    heads = ["arm", "accuracy", "sum", "written", "above chance", "kept"]
     rows = []
     for arm in _ordered(set(arms)):
         found = arms[arm]
@@ -215,6 +216,7 @@ def _closed_table(arms: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
                 _number(found["right_sum"]),
                 _number(found["right_generated"]),
                 _span(found, "gain"),
+                _span(found, "gain_retention"),
             ]
         )
     return _with_common(heads, rows, arms)

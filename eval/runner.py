@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from cag.settings import Settings
 from cag.translate.finding import pair_name
 from eval import identity, plots, report
 from eval.arms import ARMS, NEEDS, TARGET_ALONE
-from eval.data import Question, find_task
+from eval.data import Question, find_task, label
 from eval.measure import GENERATION, MeteredBench, native_logits, run_arm
 from eval.routing import routing
 from eval.summary import Row, read_log, summarise_folder
@@ -132,20 +131,19 @@ def _prepare(
 ) -> tuple[dict[str, Any], list[_Part]]:
     """Everything that must exist before the first answer, and its description."""
     questions, tasks = {}, {}
-    for name in config.tasks:
-        task = find_task(name)
-        label = re.sub(r"[^\w.-]+", "-", Path(name).name).strip("-")
-        if label in tasks:
-            raise CagError(f"two tasks would both be logged as '{label}'; use one --out each")
-        questions[label] = task.questions(config.data, config.n, config.seed)
-        tasks[label] = identity.describe_task(task, questions[label])
+    for source in config.tasks:
+        task, name = find_task(source), label(source)
+        if name in tasks:
+            raise CagError(f"two tasks would both be logged as '{name}'; use one --out each")
+        questions[name] = task.questions(config.data, config.n, config.seed)
+        tasks[name] = identity.describe_task(task, questions[name])
     pairs, parts = {}, []
     for reference, target in config.pairs:
         pair = pair_name(reference, target)
         bench, arms, pairs[pair] = _bench(config, models, settings, reference, target, warn)
-        for label, asked in questions.items():
-            log = config.out / pair / f"{label}.jsonl"
-            parts.append(_Part(pair, label, bench, arms, asked, log))
+        for name, asked in questions.items():
+            log = config.out / pair / f"{name}.jsonl"
+            parts.append(_Part(pair, name, bench, arms, asked, log))
     described = {
         "n": config.n,
         "seed": config.seed,

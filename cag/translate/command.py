@@ -227,6 +227,8 @@ def examples_of(
     examples = _merged(examples)
     share = max(1, _MOST_HELD_OUT // max(1, len(held_out)))  # every file has its say
     chosen_by = [e for source in held_out for e in _drawn(source, share, chooser, seed, drop)]
+    if len(chosen_by) > _MOST_HELD_OUT:  # of very many files not every one
+        chosen_by = chooser.sample(chosen_by, _MOST_HELD_OUT)
     if not chosen_by and by_text:
         aside = {e.text for e in examples if int(digest(e.text), 16) % 8 == 0}
         chosen_by = [e for e in examples if e.text in aside][:_MOST_HELD_OUT]

@@ -45,10 +45,10 @@ def descend(
     averaged = {n: t.detach().clone() for n, t in translator.state_dict().items()}
     state = Checkpoint(trainer.stages / f"{stage}.checkpoint.safetensors")
     state.restore(translator, optimizer, averaged)
+    trainer.measure_bounds()  # or the first measurement would seem to be a slow one
     best = _Best(trainer, stage)
     if best.stale is None:
         best.measure(translator, averaged, state, [])
-        best.seconds = 0.0  # most of it went into what is measured once only
     chooser = random.Random(f"{recipe.seed}/{stage}/{state.step}")
     pairs = shuffled(trainer.pairs, chooser, trainer.target.device)
     started, last = time.monotonic() - state.seconds, time.monotonic()

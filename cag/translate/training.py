@@ -314,30 +314,37 @@ class Trainer:
     def recovered(
         self,
         translator: Translator,
-        limit: int = 48,
         edit: Edit = lambda translated, native: translated,
     ) -> dict[str, float]:
         """Held-out answer NLL (nats per token): native, translated, without context.
 
         `edit` may put something of the native KV back before the translated one is read.
         """
-        native, found, none = self.answer_nlls(translator, limit, edit).mean(0).tolist()
+        native, found, none = self.answer_nlls(translator, edit).mean(0).tolist()
         share = recovered_share(native, found, none)
         return {"native": native, "translated": found, "none": none, "recovered": share}
 
     @torch.no_grad()
-    def answer_nlls(self, translator: Translator, limit: int, edit: Edit) -> Tensor:
+    def answer_nlls(self, translator: Translator, edit: Edit) -> Tensor:
         """Per held-out passage the answer NLL native, translated, without context: (N, 3)."""
+        self.measure_bounds()
         rows = []
-        for files in self.held_out_pairs[:limit]:
+        for files in self.held_out_pairs:
             pair = files.load(self.target.device)
-            native = pair.native.to(torch.float32)
-            if files not in self._bounds:  # they are the same for every translator
-                self._bounds[files] = self._answer_nll(native, pair), self._answer_nll(None, pair)
             ((translated, _),) = self.translate(translator, [pair])
             best, worst = self._bounds[files]
-            rows.append([best, self._answer_nll(edit(translated, native), pair), worst])
+            found = self._answer_nll(edit(translated, pair.native.to(torch.float32)), pair)
+            rows.append([best, found, worst])
         return torch.tensor(rows)
+
+    @torch.no_grad()
+    def measure_bounds(self) -> None:
+        """What held-out answers cost natively and without context, once for every translator."""
+        for files in self.held_out_pairs:
+            if files not in self._bounds:
+                pair = files.load(self.target.device)
+                native = self._answer_nll(pair.native.to(torch.float32), pair)
+                self._bounds[files] = native, self._answer_nll(None, pair)
 
     def _answer_nll(self, kv: KV | None, pair: Pair) -> float:
         context = self.collector.start()

@@ -1,6 +1,8 @@
 """Data sets to measure with, read from files; none are copied into the project."""
 
+import re
 from functools import partial
+from pathlib import Path
 
 from cag.errors import IngestError
 from cag.translate.examples import split_slice
@@ -73,4 +75,9 @@ def find_task(source: str) -> Task:
     return Task(source, "report", str(path.absolute()), read)
 
 
-__all__ = ["TASKS", "Question", "Role", "Task", "find_task", "read_squad", "sample"]
+def label(source: str) -> str:
+    """What the log of a task, or of a file asked as one, is called."""
+    return re.sub(r"[^\w.-]+", "-", Path(source).name).strip("-")
+
+
+__all__ = ["TASKS", "Question", "Role", "Task", "find_task", "label", "read_squad", "sample"]

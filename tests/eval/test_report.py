@@ -240,7 +240,7 @@ def test_a_report_says_everything(folder: Path) -> None:
     for said in (
         command(CONFIG), "drawn with seed 7", "torch 2.6", "commit cccccccccccc", "2 threads",
         "30 questions of the *report* split", "always the commonest answer would score 1.000",
-        "The wrong passage is ", "A replay without injection ",
+        "| above chance | kept |", "The wrong passage is ", "A replay without injection ",
         "| translated | single_projection |",
         "| translated | mixture | 12.3 | 9.9 | 1,986 | 68.7 | - | aaaaaaaaaaaa |",
         "0.90 / 0.70 / 0.40", "20 (4,321)",
